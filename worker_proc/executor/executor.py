@@ -140,9 +140,10 @@ class PipelinedExecutor:
             receive_masks: waits for the step's masks and returns them. Called when the results of all steps before are
                 delivered: the core builds the masks from these.
 
-        Blocks until: one of the steps before is over, if too many are in flight; all of them, if a request of this step
-            has a mask or a bad word of several tokens, or if the engine has logits processors; all of them and this
-            plan, if it has several steps.
+        Blocks until: one of the steps before is over, if too many are in flight; all of them, if drafts are to follow
+            (`plan.num_drafts`), if a request of this step has a mask or a bad word of several tokens, or if the engine
+            has logits processors; all of them and this step, if it verifies drafts of a draft model, or those of a head
+            with draws that are made in rounds; all of them and this plan, if it has several steps.
 
         Raises:
             ProtocolError: the plan or the masks do not fit the batch.

@@ -1,9 +1,9 @@
 """Speculative decoding: draws that depend on the tokens before them, made one after another.
 
 Penalties, bad words of several tokens and logits processors depend on all tokens before a draw, and some runners have
-one mask for each request. A draft becomes
-a token of its request only if it is right. So each round makes the draws whose drafts were all right, with the very
-state that they would find in a step of their own. Nothing has to be taken back.
+one mask for each request. A draft becomes a token of its request only if it is right. So each round makes the draws
+whose drafts were all right, with the very state that they would find in a step of their own. Nothing has to be taken
+back.
 """
 
 from collections.abc import Sequence

@@ -24,8 +24,8 @@ Deliver = Callable[[StepResult], None]
 WaitForCommand = Callable[[int], object]
 """Waits up to this many milliseconds for a command; true if there is one."""
 ReceiveMasks = Callable[[], Sequence[TokenMask]]
-NO_DRAFT_TOKEN = -3
-"""No sampled token, and neither `NO_TOKEN` nor `POOLED`."""
+NO_DRAFT_TOKEN = -4
+"""No sampled token, and neither `NO_TOKEN`, `POOLED`, `UNREAD_DRAFT` nor `DRAFTED`."""
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at a time. All logits of a chunk would take too much memory."""

@@ -340,7 +340,7 @@ class StepGraphs:
             views["token_ids"],
             views["token_slots"],
             self._table.last_token_S,
-            self._table.drafts_KS,
+            self._table.following_KS,
             slots_R,
             self._table.block_ids,
             [block_table_RP[: slots_R.shape[0]] for block_table_RP in self._block_tables],

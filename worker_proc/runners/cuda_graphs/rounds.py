@@ -79,7 +79,7 @@ class DraftGraphs(StepGraphs):
         samples = step.samples.views
         numbers = [step.inputs.views["positions"], samples["sample_rows"], samples["sample_positions"]]
         numbers.append(samples["num_outputs"])
-        take_back_rows(self._slots.drafts_KS, self._slots.made_KS, given_KE, slots_E, counts_E, numbers)
+        take_back_rows(self._slots.sampled_KS, self._slots.drafts_KS, given_KE, slots_E, counts_E, numbers)
 
     def draft_next(self) -> Tensor:
         """Compute the last draft of each request, and draw the next; the next call overwrites tokens_E."""
@@ -188,7 +188,7 @@ class DeviceRounds:
         assert samples.draft_tokens is not None and self._runner.sampled_N is not None, "a step that verifies drafts"
         tokens_N = self._runner.sampled_N[: len(samples)].clamp(min=0)
         places_2N = upload_array(self._stream, np.stack([samples.draft_tokens.offsets_N, samples.slots_N]))
-        self._table.drafts_KS.index_put_(places_2N.unbind(), tokens_N)
+        self._table.sampled_KS.index_put_(places_2N.unbind(), tokens_N)
 
     def draft(
         self,
@@ -216,8 +216,8 @@ class DeviceRounds:
         for place in range(num_drafts):
             tokens_N = self._graphs.draft_next() if place else self._graphs.sample().tokens_N
             # Where the logits have no number, the draft is token 0: as good as any.
-            self._table.made_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
+            self._table.drafts_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
             if self.waits_each_time:
                 self._stream.record_event().wait()
-        drafts_KE = self._stream.download(self._table.made_KS[:num_drafts].index_select(1, slots))
+        drafts_KE = self._stream.download(self._table.drafts_KS[:num_drafts].index_select(1, slots))
         return PendingDrafts(slots_E, limits_E - next_E, drafts_KE, self.forward.end_rounds())

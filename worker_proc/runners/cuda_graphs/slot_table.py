@@ -87,6 +87,8 @@ class SlotTable:
         self.last_token_S = self._memory.tensor(LAST_TOKEN)
         self.drafts_KS = torch.zeros(max(1, max_drafts), num_slots + 1, dtype=torch.int64, device=device)
         """The latest drafts of each slot that the device has made."""
+        self.following_KS = self.drafts_KS
+        """What `DRAFTED`, minus a number, stands for among the token ids of a step."""
         self._adapter_S = self._memory.tensor(ADAPTER)
         for name, column in COLUMNS.items():
             if column.initial:
@@ -181,10 +183,12 @@ class GroupTable:
         self.block_ids = [table.block_ids[group]]
         """See `SlotTable.block_ids`."""
         self.last_token_S = torch.zeros_like(table.last_token_S)
-        self.made_KS = table.drafts_KS
+        self.drafts_KS = table.drafts_KS
         """See `SlotTable.drafts_KS`."""
-        self.drafts_KS = table.drafts_KS.new_zeros(1 + len(table.drafts_KS), table.drafts_KS.shape[1])
+        self.sampled_KS = table.drafts_KS.new_zeros(1 + len(table.drafts_KS), table.drafts_KS.shape[1])
         """What the model has sampled of each slot in place of its drafts, and after them: what a head follows."""
+        self.following_KS = self.sampled_KS
+        """See `SlotTable.following_KS`."""
         self.limits_S = torch.zeros_like(table.last_token_S)
         """Positions that a request has room for; 0 for the idle slot."""
 
