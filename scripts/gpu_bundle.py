@@ -125,6 +125,9 @@ Every cell is in `gpu_first_look.json` as soon as it is over. Look at these firs
 
 ## 2. The tests of the kernels: four minutes
 
+First `test_a_row_has_the_same_bits_in_every_tile` in `tests/gpu/test_linear_quantized.py`: products with 4-bit weights
+join two chunks in batches of up to 32 rows, in an order of sums that no GPU has confirmed. Then all of them:
+
 ```
 {TEST_COMMAND}
 ```

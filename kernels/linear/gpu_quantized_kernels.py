@@ -219,7 +219,9 @@ def sum_split(
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
     IS_SMALL: tl.constexpr = ROWS <= 32
-    # Two chunks in one product take fewer instructions. Large tiles have no registers for the numbers of both.
+    # Two chunks in one product take fewer instructions. Large tiles have no registers for the numbers of both. A row
+    # has equal bits in small and large tiles only if one product of two chunks adds up in ascending order, as two
+    # products in a chain do. No GPU has confirmed it: `test_a_row_has_the_same_bits_in_every_tile` is the first to run.
     JOINED: tl.constexpr = 2 if HAS_PAIRS and IS_SMALL else 1
     columns = tl.arange(0, CHUNK)
     columns_of_product = tl.arange(0, JOINED * CHUNK)

@@ -1,4 +1,4 @@
-"""`read_slots` and `advance_rows` on a GPU."""
+"""`read_slots`, `take_back_rows` and `advance_rows` on a GPU."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `read_slots` and `advance_rows` mean."""
+"""What `read_slots`, `take_back_rows` and `advance_rows` mean."""
 
 from collections.abc import Sequence
 
