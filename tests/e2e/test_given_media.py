@@ -14,6 +14,7 @@ import tiny_whisper
 import torch
 from engine_kills import assert_deaths_change_nothing
 from given_media import image_inputs, rows_of_tower
+from hung_steps import PLUGIN
 from media_compare import GREEDY, prompt, result, run
 from safetensors.torch import save
 from servers import serve
@@ -191,7 +192,7 @@ def test_deaths_of_the_worker_and_the_core(llava: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(llava), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(llava), **SETTINGS, logits_processors=[PLUGIN]) as client:
             await assert_deaths_change_nothing(
                 client, lambda seed: given(f"request {tiny_media.IMAGE}.", rows(20, seed % 3)), SAMPLED, 4
             )

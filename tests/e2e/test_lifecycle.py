@@ -123,21 +123,18 @@ def test_sigint_drains(server: Server) -> None:
 
 
 def test_a_second_sigint_aborts(model: Path) -> None:
-    with serve(model, *SMALL[:2], "--served-model-name", "tiny", "--max-model-len", "1024") as server:
+    flags = ("--served-model-name", "tiny", "--max-model-len", "1024", "--logits-processors", PLUGIN)
+    with serve(model, *SMALL[:2], *flags) as server:
         server.wait_until_ready()
         pids = core_and_worker(server)
-        chunks = stream_long(server)
+        chunks = stream(server, max_tokens=1000, vllm_xargs=SLOW)
         next(chunks)
         send_signal(server.process.pid, signal.SIGINT)
         server.signal(signal.SIGINT)
-        assert server.wait(TIMEOUT_S) is not None
+        *_, last = chunks
+        assert last["choices"][0]["finish_reason"] == "abort"
+        assert server.wait(TIMEOUT_S) == 0
         assert left_after(pids) == []
-
-
-def stream_long(server: Server) -> Iterator[str]:
-    body = {**LONG_REQUEST, "max_tokens": 1000, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
-        yield from response.iter_lines()
 
 
 def test_killing_the_server_leaves_no_process(model: Path) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import transformers
 from engine_kills import assert_deaths_change_nothing
+from hung_steps import PLUGIN
 from media_compare import GREEDY, compare, prompt, result, run
 from PIL import Image
 from servers import Server, serve
@@ -146,7 +147,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(path), **SETTINGS, logits_processors=[PLUGIN]) as client:
             text = f"request {IMAGE} of {IMAGE}."
             await assert_deaths_change_nothing(client, lambda seed: prompt(text, seed % 4, seed % 3), SAMPLED)
 

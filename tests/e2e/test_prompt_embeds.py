@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from engine_kills import assert_deaths_change_nothing
+from hung_steps import PLUGIN
 from peft_adapters import tokens_of_peft, write_adapter, write_soft_prompt
 from safetensors.torch import save
 from servers import Server, serve
@@ -180,7 +181,7 @@ def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.Monk
         return {"prompt_embeds": rows}
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(model), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(model), **SETTINGS, logits_processors=[PLUGIN]) as client:
             width = client.config.model.embedding_width
             await assert_deaths_change_nothing(client, partial(prompt_of, width), SAMPLED)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import transformers
 from engine_kills import assert_deaths_change_nothing
+from hung_steps import PLUGIN
 from media_compare import GREEDY, compare, result, run, sound_prompt
 from servers import Server, serve
 from source_tree import ROOT
@@ -121,7 +122,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(path), **SETTINGS, logits_processors=[PLUGIN]) as client:
             params = SamplingParams(temperature=0.9, max_tokens=60, ignore_eos=True, logprobs=1)
             text = f"request {SOUND} of {SOUND}."
             await assert_deaths_change_nothing(

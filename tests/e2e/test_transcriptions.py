@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +12,14 @@ import openai
 import pytest
 import torch
 import transformers
-from engine_kills import until_steps, worker_of
+from engine_kills import kill_worker_and_core
 from fake_client import FakeClient
 from http_client import request
+from hung_steps import PLUGIN, hang_at
 from tiny_whisper import RATE, make_whisper, sound, wav
 from waiting import until
 
-from octavo import AsyncClient
+from octavo import AsyncClient, SamplingParams
 from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.transcriber import WINDOWS_AT_ONCE
@@ -253,10 +252,11 @@ async def bad_forms(http: httpx.AsyncClient) -> None:
 
 
 def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setenv("OCTAVO_CHECK", "1")
+    at_worker, at_core = tmp_path / "worker", tmp_path / "core"
     many = wav(np.concatenate([sound(seed, 0.9) for seed in range(9)]))
     short = wav(np.concatenate([sound(seed, 0.9) for seed in range(3)]))
 
@@ -277,16 +277,24 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
             return (await http.post(PATH, files={"file": file}, data=fields)).raise_for_status().content
 
         expected = [await ask("verbose_json", LONG), await ask("json", short)]
-        before = (await client.engine_stats()).num_steps
+        hang_in_windows(client, monkeypatch, at_worker, at_core)
         asking = asyncio.gather(ask("verbose_json", LONG), ask("json", short))
-        await until_steps(client, before + 10, asking)
-        os.kill(worker_of(client), signal.SIGKILL)
-        await until_steps(client, before + 30, asking)
-        assert client.engine is not None
-        os.kill(client.engine.core_pid, signal.SIGKILL)
+        await kill_worker_and_core(client, at_worker, at_core, asking)
         assert await asking == expected
 
-    served(path, act, max_media_bytes=7 * 4 * 20 * 100)  # seven windows
+    served(path, act, max_media_bytes=7 * 4 * 20 * 100, logits_processors=[PLUGIN])  # seven windows
+
+
+def hang_in_windows(client: AsyncClient, monkeypatch: pytest.MonkeyPatch, first: Path, last: Path) -> None:
+    """Let the worker hang in the second window of a file, and another in the fourth."""
+    generate = client.generate
+    marks = {"1": hang_at({0: first}), "3": hang_at({0: last})}
+
+    def generate_and_hang(prompt: Any, params: SamplingParams, *, request_id: str) -> Any:
+        extra_args = marks.get(request_id.rpartition("-")[2])
+        return generate(prompt, params.clone(extra_args=extra_args), request_id=request_id)
+
+    monkeypatch.setattr(client, "generate", generate_and_hang)
 
 
 def test_a_model_of_text_does_not_transcribe() -> None:

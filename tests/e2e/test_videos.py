@@ -13,6 +13,7 @@ import tiny_media
 import tiny_videos
 import transformers
 from engine_kills import assert_deaths_change_nothing
+from hung_steps import PLUGIN
 from media_compare import GREEDY, compare, result, run, video_prompt
 from PIL import Image
 from servers import serve
@@ -263,7 +264,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     sampled = SamplingParams(temperature=0.9, seed=4, max_tokens=60, ignore_eos=True, logprobs=1)
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(path), **SETTINGS, logits_processors=[PLUGIN]) as client:
             text = f"request {VIDEO} of it."
             await assert_deaths_change_nothing(
                 client, lambda seed: video_prompt(text, (seed % 4, 4, 36, 24, 4)), sampled

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from engine_kills import assert_deaths_change_nothing
+from hung_steps import PLUGIN
 from tiny_whisper import RATE, make_whisper, sound, wav
 
 from octavo import LLM, AsyncClient, SamplingParams
@@ -245,7 +246,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
     async def main() -> None:
-        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(path), **SETTINGS, logits_processors=[PLUGIN]) as client:
             params = SAMPLED.clone(speech_rules="timestamps")
             await assert_deaths_change_nothing(client, lambda seed: prompt(seed % 4), params)
 
