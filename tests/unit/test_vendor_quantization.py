@@ -1,5 +1,6 @@
 """`quantization_config` of AutoRound, ModelOpt and Quark: what is read, and what is refused by name."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.weights.quantized.assembly import Assembly, open_format
 from octavo.worker_proc.weights.quantized.layer_rules import is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
+from octavo.worker_proc.weights.quantized.modelopt import ModelOpt
 
 LAYER = "model.layers.3.mlp.up_proj"
+STACK = "model.layers.0.feed_forward.experts.gate_up_proj"
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_gptq"}
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
 
@@ -172,14 +175,45 @@ def test_layers_of_modelopt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale"), [(torch.uint8, (2, 8, 2)), (torch.float8_e4m3fn, (2, 1, 8)), (torch.int8, ())]
+    ("dtype", "shape", "scale"),
+    [
+        (torch.uint8, (2, 16, 8), (2, 8, 2)),
+        (torch.float8_e4m3fn, (2, 16, 8), (2, 1, 8)),
+        (torch.int8, (2, 16, 8), ()),
+        (torch.uint8, (2,), (2, 8, 2)),
+        (torch.float8_e4m3fn, (), ()),
+    ],
 )
-def test_stacks_of_modelopt_in_another_order(dtype: torch.dtype, scale: tuple[int, ...]) -> None:
-    stack = "model.layers.0.feed_forward.experts.gate_up_proj"
-    assembly = Assembly(open_format(MODELOPT, {}), {stack, f"{stack}_weight_scale"})
-    assert assembly.take(stack, torch.zeros(2, 16, 8).to(dtype)) is None
-    with pytest.raises(ConfigError, match=r"has shape \(2, 16, 8\), and its scales .*; expected experts of FP8"):
-        assembly.take(f"{stack}_weight_scale", torch.ones(scale))
+def test_stacks_of_modelopt_in_another_order(
+    dtype: torch.dtype, shape: tuple[int, ...], scale: tuple[int, ...]
+) -> None:
+    assembly = Assembly(open_format(MODELOPT, {}), {STACK, f"{STACK}_weight_scale"})
+    assert assembly.take(STACK, torch.zeros(shape).to(dtype)) is None
+    message = rf"has shape {re.escape(str(shape))}, and its scales .*; expected experts of FP8"
+    with pytest.raises(ConfigError, match=message):
+        assembly.take(f"{STACK}_weight_scale", torch.ones(scale))
+
+
+@pytest.mark.parametrize(
+    ("part", "shape", "message"),
+    [
+        ("weight_scale_2", (2, 2), r"_weight_scale_2' has shape \(2, 2\); expected one number, or one for each of 2"),
+        ("weight_scale_2", (2, 1, 8), r"_weight_scale_2' has shape \(2, 1, 8\)"),
+        ("input_scale", (3,), r"_input_scale' has shape \(3,\)"),
+    ],
+)
+def test_scales_of_experts_of_modelopt(part: str, shape: tuple[int, ...], message: str) -> None:
+    tensors = {
+        "weight": torch.zeros(2, 16, 8, dtype=torch.uint8),
+        "weight_scale": torch.ones(2, 2, 8).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.ones(2),
+        "input_scale": torch.ones(2, 1),
+    }
+    form = open_format({**MODELOPT, "quant_algo": "NVFP4"}, {})
+    assert isinstance(form, ModelOpt)
+    assert form.stack(STACK, tensors)
+    with pytest.raises(ConfigError, match=message):
+        form.stack(STACK, {**tensors, part: torch.ones(shape)})
 
 
 def test_layers_of_quark() -> None:

@@ -47,6 +47,7 @@ _LAYOUTS = {
 """What is read. The names may be in lower case."""
 _MIXED = "MIXED_PRECISION"
 _STACK_SCALE = "_weight_scale"
+_OWN_TENSORS = "use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)"
 _STACK_PARTS = {"": "weight"} | {
     f"_{part}": part for part in ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 }
@@ -129,21 +130,24 @@ class ModelOpt:
     def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
         """Return the matrices of all experts of a layer."""
         weight_EIO, scale = require(tensors, name, "weight"), tensors["weight_scale"]
-        num_experts = len(weight_EIO)
         is_float4 = weight_EIO.dtype == torch.uint8
-        num_inputs, num_outputs = weight_EIO.shape[1] * (2 if is_float4 else 1), weight_EIO.shape[-1]
-        is_scaled = (
-            scale.shape == (num_experts, num_inputs // _GROUP, num_outputs)
-            if is_float4
-            else weight_EIO.dtype == torch.float8_e4m3fn and scale.numel() in (1, num_experts)
-        )
-        if weight_EIO.ndim != 3 or not is_scaled:
+        if not _is_stack(weight_EIO, scale):
             raise ConfigError(
                 f"{name!r} of type {weight_EIO.dtype} has shape {tuple(weight_EIO.shape)}, and its scales "
                 f"{tuple(scale.shape)}; expected experts of FP8 with one scale (experts, inputs, outputs), or of NVFP4 "
                 f"(experts, inputs / 2, outputs) with scales (experts, inputs / {_GROUP}, outputs)",
-                hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
+                hint=_OWN_TENSORS,
             )
+        num_experts, num_rows, num_outputs = weight_EIO.shape
+        num_inputs = num_rows * (2 if is_float4 else 1)
+        divided = {"weight", "weight_scale"} if is_float4 else {"weight"}  # among outputs
+        for part in sorted(tensors.keys() - divided - {"pre_quant_scale"}):  # `matrix` refuses that one
+            if tensors[part].numel() not in (1, num_experts):
+                raise ConfigError(
+                    f"{f'{name}_{part}'!r} has shape {tuple(tensors[part].shape)}; expected one number, or one for "
+                    f"each of {num_experts} experts",
+                    hint=_OWN_TENSORS,
+                )
 
         def cut(expert: int, num_parts: int) -> list[StoredMatrix]:
             parts = []
@@ -151,7 +155,7 @@ class ModelOpt:
             for start in range(0, num_outputs, size):
                 own = {}
                 for part, tensor in tensors.items():
-                    if tensor.ndim == 3 and tensor.shape[2] == num_outputs:
+                    if part in divided:
                         own[part] = tensor[expert, :, start : start + size].T.contiguous()
                     else:
                         own[part] = tensor if tensor.numel() == 1 else tensor.flatten()[expert]
@@ -159,6 +163,16 @@ class ModelOpt:
             return parts
 
         return StoredStack(name, num_experts, (num_outputs, num_inputs), cut, is_turned=True)
+
+
+def _is_stack(weight_EIO: Tensor, scale: Tensor) -> bool:
+    """Return whether a stack is FP8 or NVFP4, and its scales have the shape of these."""
+    if weight_EIO.ndim != 3:
+        return False
+    num_experts, num_rows, num_outputs = weight_EIO.shape
+    if weight_EIO.dtype == torch.uint8:
+        return scale.shape == (num_experts, num_rows * 2 // _GROUP, num_outputs)
+    return weight_EIO.dtype == torch.float8_e4m3fn and scale.numel() in (1, num_experts)
 
 
 def _algo_of(layer: str, settings: Any) -> str:
