@@ -31,7 +31,7 @@ FIRST_LIST_S = 10.0
 RESTART_LIST_S = 1.0
 """A core that replaces a crashed one waits at most so long: its streams stand still meanwhile."""
 RETRY_S = 1.0
-"""After a failed attempt to list the directory."""
+"""In place of `INTERVAL_S` after a failed attempt to list the directory, or to delete contents."""
 ABANDONED_S = 600.0
 """A file that has not been finished for so long has lost its writer."""
 
@@ -62,7 +62,7 @@ class FileWatch:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._changes: list[FileChanges] = []
-        self._unwanted: list[bytes] = []
+        self._unwanted: set[bytes] = set()
         self._num_written_bytes = 0
         self._is_closed = False
         self._wakes = threading.Event()
@@ -71,6 +71,8 @@ class FileWatch:
         """The keys in each pack of the first rank. Other ranks write the same ones."""
         self._known: set[bytes] = set()
         """The keys that `take` has reported."""
+        self._reported: set[str] = set()
+        """The packs that have these keys."""
         self._log = LimitedLog(logger)
         self._thread = threading.Thread(target=self._run, name="block files", daemon=True)
         self._thread.start()
@@ -96,7 +98,7 @@ class FileWatch:
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete the packs that have these contents, of all ranks, soon."""
         with self._lock:
-            self._unwanted += keys
+            self._unwanted.update(keys)
         self._wakes.set()
 
     def list_soon(self) -> None:
@@ -121,94 +123,119 @@ class FileWatch:
         while not self._is_closed:
             started_s = time.monotonic()
             with self._lock:
-                unwanted, self._unwanted = self._unwanted, []
+                unwanted, self._unwanted = self._unwanted, set()
             try:
-                self._sweep(set(unwanted))
-                pause_s = max(INTERVAL_S, 50 * (time.monotonic() - started_s))
+                unwanted = self._sweep(unwanted)
+                pause_s = RETRY_S if unwanted else INTERVAL_S
             except OSError as error:
                 self._log.warning("cannot list the files of KV blocks in %s: %s", self._root, error)
-                with self._lock:
-                    self._unwanted += unwanted
                 pause_s = RETRY_S
+            with self._lock:
+                self._unwanted.update(unwanted)
             self._has_listed.set()
-            self._wakes.wait(pause_s)
+            self._wakes.wait(max(pause_s, 50 * (time.monotonic() - started_s)))
             self._wakes.clear()
 
-    def _sweep(self, unwanted: set[bytes]) -> None:
-        """Delete what must be deleted, list what is left, and report the difference."""
-        files = sorted(itertools.takewhile(lambda _: not self._is_closed, _files(self._root)))
+    def _sweep(self, unwanted: set[bytes]) -> set[bytes]:
+        """Delete what must be deleted, list what is left, and report the difference.
+
+        Returns:
+            What of `unwanted` could not be deleted: it is not reported as found.
+
+        Raises:
+            OSError: the directory cannot be listed; nothing has changed but the files.
+        """
+        files = sorted(itertools.takewhile(lambda _: not self._is_closed, self._files()))
         if self._is_closed:
-            return
+            return unwanted
         paths = self._delete_excess(files)
-        has_changed = self._update_packs([path for path in paths if path.startswith(f"{self._folder / '0'}/")])
-        if unwanted:
-            has_changed |= self._delete_packs_with(unwanted)
-        if not has_changed or self._is_closed:
-            return
-        found = set().union(*self._packs.values())
+        self._update_packs([path for path in paths if path.startswith(f"{self._folder / '0'}/")])
+        kept = self._delete_packs_with(unwanted)
+        # perf: a union of many keys holds the GIL
+        if self._is_closed or (not unwanted and self._packs.keys() == self._reported):
+            return kept
+        found = set().union(*self._packs.values()) - kept
         changes = FileChanges(sorted(found - self._known), sorted(self._known - found))
-        self._known = found
+        self._known, self._reported = found, set(self._packs)
         if changes.added or changes.removed:
             with self._lock:
                 self._changes.append(changes)
             os.eventfd_write(self._fd, 1)
+        return kept
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """Yield time of last use, size and path of each pack, and delete unfinished ones without a writer."""
+        oldest_s = time.time() - ABANDONED_S
+        ranks = (rank for engine in _subfolders(self._root) for rank in _subfolders(engine))
+        for folder in (xx for rank in ranks for xx in _subfolders(rank)):
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        if PACK_NAME.fullmatch(entry.name):
+                            status = entry.stat(follow_symlinks=False)
+                            yield status.st_mtime, status.st_size, entry.path
+                        elif UNFINISHED_NAME.fullmatch(entry.name) and entry.stat().st_mtime < oldest_s:
+                            self._delete(entry.path)
 
     def _delete_excess(self, files: Sequence[tuple[float, int, str]]) -> list[str]:
         """Delete the first files if all together exceed the limit; returns the paths of the others."""
         excess = sum([size for _, size, _ in files]) - self._max_bytes
-        num_deleted = 0
         if excess > 0:
             excess += int((1 - SHARE_LEFT) * self._max_bytes)
-        while excess > 0 and num_deleted < len(files):
-            _, size, path = files[num_deleted]
-            _delete(Path(path))
-            excess -= size
-            num_deleted += 1
-        return [path for *_, path in files[num_deleted:]]
+        paths = []
+        for _, size, path in files:
+            if excess > 0 and self._delete(path):
+                excess -= size
+            else:
+                paths.append(path)
+        return paths
 
-    def _update_packs(self, paths: Sequence[str]) -> bool:
-        """Read the headers of packs that are new, and forget those that are gone; returns whether there were any."""
+    def _update_packs(self, paths: Sequence[str]) -> None:
+        """Read the headers of packs that are new, and forget those that are gone."""
         found = {os.path.basename(path): path for path in paths}
-        has_changed = False
         for name in self._packs.keys() - found.keys():
             del self._packs[name]
-            has_changed = True
         for name in found.keys() - self._packs.keys():
             if self._is_closed:
                 break
             try:
                 self._packs[name] = read_header_of(Path(found[name])).keys
-                has_changed = True
             except DamagedPack as error:
-                self._log.warning("deleted %s, a damaged file of KV blocks: %s", found[name], error)
-                _delete(Path(found[name]))
+                if self._delete(found[name]):
+                    self._log.warning("deleted %s, a damaged file of KV blocks: %s", found[name], error)
             except FileNotFoundError:
                 pass  # another engine has deleted it
             except OSError as error:
                 self._log.warning("cannot read %s, a file of KV blocks: %s", found[name], error)
-        return has_changed
 
-    def _delete_packs_with(self, keys: set[bytes]) -> bool:
-        """Delete the packs of all ranks that have one of these contents; returns whether there were any."""
-        names = [name for name, own in self._packs.items() if not keys.isdisjoint(own)]
-        for name in names:
-            for rank in _subfolders(self._folder):
-                _delete(pack_path(rank, name))
-            del self._packs[name]
-        return bool(names)
+    def _delete_packs_with(self, keys: set[bytes]) -> set[bytes]:
+        """Delete the packs of all ranks that have one of these contents; returns those that could not be deleted."""
+        kept: set[bytes] = set()
+        for name in [name for name, own in self._packs.items() if not keys.isdisjoint(own)]:
+            if self._delete_pack(name):
+                del self._packs[name]
+            else:
+                kept |= keys.intersection(self._packs[name])
+        return kept
 
+    def _delete_pack(self, name: str) -> bool:
+        """Delete a pack of all ranks; returns whether none is left."""
+        try:
+            ranks = sorted(_subfolders(self._folder), reverse=True)
+        except OSError as error:
+            self._log.warning("cannot list the files of KV blocks in %s: %s", self._folder, error)
+            return False
+        # The first rank's pack, which is the one that is listed, goes last: what is left is found again.
+        return all(self._delete(str(pack_path(rank, name))) for rank in ranks)
 
-def _files(root: Path) -> Iterator[tuple[float, int, str]]:
-    """Yield time of last use, size and path of each pack, and delete unfinished ones without a writer."""
-    for folder in (xx for engine in _subfolders(root) for rank in _subfolders(engine) for xx in _subfolders(rank)):
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    if PACK_NAME.fullmatch(entry.name):
-                        status = entry.stat(follow_symlinks=False)
-                        yield status.st_mtime, status.st_size, entry.path
-                    elif UNFINISHED_NAME.fullmatch(entry.name) and entry.stat().st_mtime < time.time() - ABANDONED_S:
-                        _delete(Path(entry.path))
+    def _delete(self, path: str) -> bool:
+        """Delete a file; returns whether it is gone."""
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            self._log.warning("cannot delete %s, a file of KV blocks: %s", path, error)
+            return False
+        return True
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -218,7 +245,3 @@ def _subfolders(folder: Path) -> list[Path]:
             return [folder / entry.name for entry in entries if _FOLDER.fullmatch(entry.name) and entry.is_dir()]
     except FileNotFoundError:
         return []
-
-
-def _delete(path: Path) -> None:
-    path.unlink(missing_ok=True)

@@ -243,6 +243,41 @@ class TestWatch:
         assert (changes.removed, path.exists(), errors) == (KEYS[:2], False, [])
         watch.close()
 
+    def test_a_pack_that_cannot_be_deleted_hides_no_others(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, unlink, is_stuck = tmp_path / "ab12", Path.unlink, True
+        stuck, damaged = write(folder, KEYS[:2]), write(folder, KEYS[4:])
+        abandoned = stuck.with_name(f".{stuck.name}.1")
+        abandoned.touch()
+        damaged.write_bytes(b"")
+        for path in (abandoned, stuck):
+            os.utime(path, (1, 1))
+
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            if is_stuck and path in (stuck, damaged, abandoned):
+                raise PermissionError(errno.EACCES, "refused")
+            unlink(path, missing_ok)
+
+        monkeypatch.setattr(file_watch, "RETRY_S", 0.01)
+        monkeypatch.setattr(Path, "unlink", refuse)
+        watch = FileWatch(tmp_path, folder, 10**9)
+        assert [change.added for change in wait_until(watch.take)] == [KEYS[:2]]
+        watch.delete(KEYS[:1])
+        assert [change.removed for change in wait_until(watch.take)] == [KEYS[:1]]
+        write(folder, KEYS[2:3])  # by another engine
+        assert [change.added for change in wait_until(watch.take)] == [KEYS[2:3]]
+        watch._max_bytes = stuck.stat().st_size
+        watch.list_soon()
+        assert [change.removed for change in wait_until(watch.take)] == [KEYS[2:3]], "another one is deleted"
+        watch._max_bytes = 10**9
+        is_stuck = False
+        assert [change.removed for change in wait_until(watch.take)] == [KEYS[1:2]]
+        assert not stuck.exists()
+        watch.list_soon()
+        wait_until(lambda: not abandoned.exists() and not damaged.exists())
+        watch.close()
+
 
 def fail(error: Exception) -> NoReturn:
     raise error
