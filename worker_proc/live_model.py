@@ -24,7 +24,15 @@ from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.heads import check_head, load_head
 from octavo.worker_proc.weights.load import packer_of
 from octavo.worker_proc.weights.transfer import WeightReceiver
-from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite, overwrite_head
+from octavo.worker_proc.weights.update import (
+    Update,
+    WeightStore,
+    check_update,
+    load_update,
+    overwrite,
+    overwrite_head,
+    read_new_head,
+)
 from octavo.worker_proc.weights.update_source import Broadcast, Checkpoint, Source, facts_of_update
 
 logger = logging.getLogger(__name__)
@@ -103,9 +111,11 @@ class LiveModel:
             digest = source.digest()
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
+                # Its memory and its files are needed before anything changes.
+                new_head = None if head is None else read_new_head(self._speculation_with(head), self._model)
                 overwrite(self._config, self._model, update, packer)
-                if head is not None:
-                    overwrite_head(self._speculation_with(head), self._model)
+                if new_head is not None:
+                    overwrite_head(new_head, self._model)
                     self._head_facts = head
             else:
                 self._replace(update, head)

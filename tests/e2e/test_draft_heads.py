@@ -5,7 +5,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.models.heads.base import DraftHead
+from octavo.worker_proc.weights import update
 from octavo.worker_proc.weights.transfer import WeightReceiver
 
 NUM_DRAFTS = 3
@@ -241,7 +243,27 @@ def test_heads_that_do_not_fit_are_refused(
     assert "speculative_config" in str(refused.value)
 
 
-def test_an_update_whose_head_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+def check_a_head_in_place(live: LiveModel, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Update as on a GPU with heads that fail after the check of their names and shapes."""
+    before = {name: tensor.clone() for name, tensor in live.model.parameters.tensors.items()}
+
+    def without_memory(*args: Any) -> NoReturn:
+        raise RuntimeError("out of memory")
+
+    def with_another_layer(*args: Any) -> tuple[Any, Any]:
+        parameters = SimpleNamespace(tensors={"another.weight": torch.zeros(1)}, packed={})
+        return SimpleNamespace(parameters=parameters), None
+
+    faults = []
+    for read in (without_memory, with_another_layer):
+        with monkeypatch.context() as patch:
+            patch.setattr(update, "read_head", read)
+            faults.append(live.load(LoadWeights(0, str(other)), in_place=True)[0])
+        assert all(before[name].equal(tensor) for name, tensor in live.model.parameters.tensors.items())
+    assert faults[0] == "out of memory" and "has a head with other tensors" in faults[1]
+
+
+def test_an_update_whose_head_cannot_be_loaded_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "old", num_layers=2)
     other, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "new", num_layers=2, seed=5)
     config = worker_config(target, speculative_config=MTP)
@@ -257,6 +279,7 @@ def test_an_update_whose_head_cannot_be_loaded_changes_nothing(tmp_path: Path) -
         fault, _ = live.load(half, in_place=False)
         assert "enorm" in fault and "has all tensors of the MTP layer, or none" in fault
         assert live.model is model and model.head is not None
+    check_a_head_in_place(live, other, monkeypatch)
     (target / "model.safetensors").rename(target / "moved")
     norm = LoadWeights(0, str(tmp_path / "norm.safetensors"), is_partial=True)
     fault, _ = live.load(norm, in_place=False)

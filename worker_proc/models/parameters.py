@@ -305,18 +305,26 @@ class Parameters:
         Raises:
             ValueError: they belong to another model; nothing was changed.
         """
-        mine: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
-        mine |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in self._linears.items()}
-        given: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        given |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in packed.items()}
-        if mine != given:
-            raise ValueError("it holds the weights of another model")
+        self.require_sizes(tensors, packed)
         for name, tensor in self._tensors.items():
             # The layers hold this tensor object, so its memory is replaced.
             tensor.set_(tensors[name])  # type: ignore[call-overload]
         for name, weight in self._linears.items():
             weight.packed = packed[name]
         self._let_go()
+
+    def require_sizes(self, tensors: Mapping[str, Tensor], packed: Mapping[str, PackedLinear]) -> None:
+        """Compare names, shapes and types of `tensors` and `packed` with those here.
+
+        Raises:
+            ValueError: they belong to another model.
+        """
+        mine: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
+        mine |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in self._linears.items()}
+        given: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        given |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in packed.items()}
+        if mine != given:
+            raise ValueError("it holds the weights of another model")
 
     def _let_go(self) -> None:
         for loading in (self._places, self._absent, self._biases, self._tied):

@@ -17,6 +17,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.models.origins import MissingTensorsError
 from octavo.worker_proc.models.parameters import Parameters
@@ -159,14 +160,37 @@ def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Pack
     _copy_tensors(new.parameters, parameters)
 
 
-def overwrite_head(speculation: ResolvedSpeculation, model: Model) -> None:
-    """Copy the weights of a head's checkpoint over those of the model's head, whose tensors stay where they are.
+def read_new_head(speculation: ResolvedSpeculation, model: Model) -> DraftHead:
+    """Load a head's checkpoint into memory of its own, for `overwrite_head`.
+
+    Args:
+        speculation: method and facts of the head.
+        model: that drafts with a head. It is not changed, and its weights are not read.
 
     Raises:
-        ConfigError: as `load_head`; nothing has changed.
+        ConfigError: as `load_head`, or these are not the weights of the model's head.
+        OSError, RuntimeError: the weights cannot be read or packed.
     """
     assert model.head is not None, "a model that drafts with a head"
     head, _ = read_head(speculation, model, 1, lambda fraction: None)
+    try:
+        model.head.parameters.require_sizes(head.parameters.tensors, head.parameters.packed)
+    except ValueError as error:
+        assert speculation.head is not None, "`read_head` has read it"
+        raise ConfigError(
+            f"speculative_config: {speculation.head.model_path} has a head with other tensors",
+            hint="an update exchanges weights only: start or replace an engine for another head",
+        ) from error
+    return head
+
+
+def overwrite_head(head: DraftHead, model: Model) -> None:
+    """Copy the weights of `read_new_head` over those of the model's head, whose tensors stay where they are.
+
+    Raises:
+        RuntimeError: a weight is packed in another way, or the device fails; some weights are overwritten.
+    """
+    assert model.head is not None, "a model that drafts with a head"
     target = model.head.parameters
     for name, packed in head.parameters.packed.items():
         _copy(packed.product, target.packed[name].product)
