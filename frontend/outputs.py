@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from octavo.protocol.errors import OverloadedError
+from octavo.protocol.events import FinishReason
 from octavo.protocol.stats import RequestTimings
 
 
@@ -52,6 +54,15 @@ class CompletionOutput:
     def finished(self) -> bool:
         """True when this sequence has ended."""
         return self.finish_reason is not None
+
+    def require_whole(self) -> None:
+        """Refuse a sequence that the server has ended, for answers whose fields would pass it off as complete.
+
+        Raises:
+            OverloadedError: it has finish reason "abort".
+        """
+        if self.finish_reason == str(FinishReason.ABORT):
+            raise OverloadedError("the server ended before the answer was complete; send it again")
 
 
 @dataclass(slots=True)

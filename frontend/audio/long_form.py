@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.frontend.audio.process import FEATURES
 from octavo.frontend.audio.prompts import ReadSound, SoundWindow
-from octavo.frontend.audio.segments import FRAMES_PER_SECOND, num_kept_tokens
+from octavo.frontend.audio.segments import FRAMES_PER_SECOND, num_heard_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaItem, MediaTensor, digest_of
@@ -58,8 +58,5 @@ class WholeSpectrogram:
             token_ids: that the model has drawn for it.
             tokens: of the model.
         """
-        num_kept = num_kept_tokens(token_ids, tokens, window.item.attended_rows)
-        advance = FRAMES_PER_ROW * self.item.attended_rows
-        if num_kept < len(token_ids):
-            advance = FRAMES_PER_ROW * (token_ids[num_kept - 1] - tokens.first_timestamp)
+        advance = FRAMES_PER_ROW * num_heard_rows(token_ids, tokens, window.item.attended_rows)
         return min(round(FRAMES_PER_SECOND * window.start_s) + advance, self.num_frames)

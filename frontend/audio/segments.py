@@ -67,21 +67,40 @@ def num_kept_tokens(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: in
     """Return how many tokens of a window belong to the segments that it has whole; the next window has the others.
 
     A pair of timestamps is the end of a segment and the start of one behind it. A window that ends with a single
-    timestamp, or has no pair, keeps all of its tokens: the next one begins where it ends.
+    timestamp, or has no pair, keeps all of its tokens: see `num_heard_rows`.
 
     Args:
         token_ids: that the model has drawn with timestamps.
         tokens: of the model.
-        num_rows: of the encoder. A pair in the first thirtieth of them does not count, so that windows advance.
+        num_rows: of the encoder; see `num_heard_rows`.
     """
     marks = [token >= tokens.first_timestamp for token in token_ids if token != tokens.end]
     if marks[-2:] == [False, True]:
         return len(token_ids)
     pairs = [place for place in range(1, len(marks)) if marks[place - 1] and marks[place]]
-    least = max(1, num_rows // _MAX_WINDOWS)
-    if not pairs or token_ids[pairs[-1] - 1] - tokens.first_timestamp < least:
+    if not pairs or token_ids[pairs[-1] - 1] - tokens.first_timestamp < _least_rows(num_rows):
         return len(token_ids)
     return pairs[-1]
+
+
+def num_heard_rows(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: int) -> int:
+    """Return how many of a window's rows its segments cover: the next window begins behind them.
+
+    That is up to the timestamp with which the kept tokens end: the first of a pair, or one at which the window's limit
+    of tokens has ended it, so that speech may go on. Else it is the whole window.
+
+    Args:
+        token_ids: that the model has drawn with timestamps.
+        tokens: of the model.
+        num_rows: of the encoder. Timestamps in the first thirtieth of them do not count, so that windows advance.
+    """
+    num_kept = num_kept_tokens(token_ids, tokens, num_rows)
+    rows = token_ids[num_kept - 1] - tokens.first_timestamp if num_kept else 0
+    return rows if rows >= _least_rows(num_rows) else num_rows
+
+
+def _least_rows(num_rows: int) -> int:
+    return max(1, num_rows // _MAX_WINDOWS)
 
 
 def num_spoken_rows(duration_s: float, most: int) -> int:

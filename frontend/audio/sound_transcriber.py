@@ -77,6 +77,7 @@ class SoundTranscriber:
         params = sound.params.clone(output_kind=kind)
         async with aclosing(self._client.generate(sound.prompt, params, request_id=sound.request_id)) as outputs:
             async for output in outputs:
+                output.outputs[0].require_whole()
                 yield 0, output
 
     def segments(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Segment]:

@@ -65,6 +65,8 @@ class Sound:
     """Of the text whose words are found; None: the caller does not ask for them."""
     rows: dict[int, list[float]] = field(default_factory=dict)
     """By window, if there are words: see `words_of`."""
+    is_accepted: bool = False
+    """Whether the engine has taken a request for it, as it has where it detected the language."""
 
 
 class Transcriber:
@@ -105,7 +107,8 @@ class Transcriber:
         if request.has_timestamps:
             spectrogram = WholeSpectrogram.of(found)
             windows = [spectrogram.window(0)]
-        if language is None and self._tokens.languages:
+        is_detected = language is None and bool(self._tokens.languages)
+        if is_detected:
             language = await self._detect(windows[0], request_id)
         asked = prompt_of(language)
         params = request.params.clone(speech_rules="timestamps" if request.has_timestamps else "text")
@@ -114,7 +117,17 @@ class Transcriber:
             params = params.clone(**self._tokens.no_speech_params(asked))
         language = language or "en"
         words_language = None if not request.has_words else "en" if request.task == "translate" else language
-        return Sound(windows, found.duration_s, language, asked, params, request_id, spectrogram, words_language)
+        return Sound(
+            windows,
+            found.duration_s,
+            language,
+            asked,
+            params,
+            request_id,
+            spectrogram,
+            words_language,
+            is_accepted=is_detected,
+        )
 
     async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the outputs of the windows, with the index of the window and in their order.
@@ -124,7 +137,7 @@ class Transcriber:
             kind: with timestamps, only whole outputs.
 
         Raises:
-            OctavoError: why there is no text. The first failure ends all windows.
+            OctavoError: why there is no text. The first failure ends all windows, and so does the first abort.
         """
         sound = replace(sound, params=sound.params.clone(output_kind=kind))
         if sound.spectrogram is not None:
@@ -217,10 +230,13 @@ class Transcriber:
 
     async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
         token_ids = packed_prompt(sound.prompt_token_ids, self._client.facts.vocab_size)
-        prompt = TokenizedPrompt(None, token_ids, media=(sound.windows[index].item,))
+        # A drain or a full queue refuses a sound at its first request, and not in its middle.
+        is_continued = sound.is_accepted or index > 0
+        prompt = TokenizedPrompt(None, token_ids, media=(sound.windows[index].item,), is_continued=is_continued)
         request_id = f"{sound.request_id}-{index}"
         async with aclosing(self._client.generate(prompt, sound.params, request_id=request_id)) as outputs:
             async for output in outputs:
+                output.outputs[0].require_whole()
                 if sound.words_language is not None and output.outputs[0].finish_reason is not None:
                     sound.rows[index] = await self._aligned(sound, index, output.outputs[0].token_ids)
                 yield output

@@ -1,6 +1,7 @@
 """`RequestPreparer`: turns a prompt and parameters into a generation that can be started."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import secrets
@@ -201,12 +202,11 @@ class RequestPreparer:
             params,
             search,
             lambda token_ids, is_continued: self._submission(
-                TokenizedPrompt(None, pack_ids(token_ids)),
+                TokenizedPrompt(None, pack_ids(token_ids), is_continued=is_continued),
                 spec,
                 priority,
                 cache_salt,
                 adapter,
-                is_continued=is_continued,
             ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
@@ -244,7 +244,7 @@ class RequestPreparer:
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
         if isinstance(prompt, TokenizedPrompt):
-            return TokenizedPrompt(None, prompt.token_ids, prompt.embeds, prompt.media), cache_salt
+            return dataclasses.replace(prompt, text=None), cache_salt
         if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
         if isinstance(prompt, dict) and prompt.get(PARTS):
@@ -316,8 +316,6 @@ class RequestPreparer:
         interval: int = 1,
         grammar: GrammarSpec | None = None,
         kv_transfer: KVTransfer | None = None,
-        *,
-        is_continued: bool = False,
     ) -> Submit:
         # Several frontends may share a core, so the ids must not depend on what the callers chose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
@@ -330,7 +328,7 @@ class RequestPreparer:
             adapter,
             stream_interval=interval,
             grammar=grammar,
-            is_continued=is_continued,
+            is_continued=prompt.is_continued,
             prompt_embeds=prompt.embeds,
             kv_transfer=kv_transfer,
             media=list(prompt.media),

@@ -24,6 +24,8 @@ class TokenizedPrompt:
     """Rows at some positions, whose token ids mean nothing."""
     media: tuple[MediaItem, ...] = ()
     """Images or sounds; the token ids at their rows are placeholders."""
+    is_continued: bool = False
+    """It goes on with work that the engine has accepted, such as the next window of a sound: see `Submit`."""
 
     @property
     def tokens(self) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,9 @@ from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.transcriber import WINDOWS_AT_ONCE
 from octavo.frontend.http.app import create_app
 from octavo.frontend.media.parts import MediaSource
+from octavo.frontend.outputs import RequestOutput
 from octavo.protocol import restarts
+from octavo.protocol.admin import DrainEngine
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import InvalidRequestError
 
@@ -112,6 +114,8 @@ def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> No
         await formats(api, http)
         await streams(api, http)
         await caller_that_leaves(client, http)
+        await server_that_aborts(client, http)
+        await engine_that_drains(client, http)
         await bad_forms(http)
         assert client.num_live_requests == 0
 
@@ -136,6 +140,9 @@ LONG = wav(np.concatenate([sound(seed, 0.9) for seed in range(4)]))
 """Several windows."""
 SAMPLED = {"temperature": "0.8", "seed": "3", "max_completion_tokens": "12", "language": "de"}
 """Random weights repeat themselves otherwise."""
+DETECTED = {name: value for name, value in SAMPLED.items() if name != "language"}
+FORMS: list[dict[str, str]] = [{}, {"stream": "true"}, {"response_format": "verbose_json"}]
+"""Windows run at once, or one after another."""
 
 
 async def formats(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
@@ -215,17 +222,44 @@ async def caller_that_leaves(client: AsyncClient, http: httpx.AsyncClient) -> No
     """Some windows of a file run at the same time; all end with their caller."""
     samples = np.concatenate([sound(seed, 0.9) for seed in range(30)])
     fields = {"language": "en", "max_completion_tokens": "20"}
-    asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=fields))
-    await until(lambda: client.num_live_requests)
-    assert client.num_live_requests <= WINDOWS_AT_ONCE
-    asking.cancel()
-    await until(lambda: not client.num_live_requests)
-    data = {**fields, "stream": "true"}
-    asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=data))
-    await until(lambda: client.num_live_requests)
-    asking.cancel()
-    await until(lambda: not client.num_live_requests)
+    for form in FORMS:
+        data = {**fields, **form}
+        asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=data))
+        await until(lambda: client.num_live_requests)
+        assert client.num_live_requests <= WINDOWS_AT_ONCE
+        asking.cancel()
+        await until(lambda: not client.num_live_requests)
     assert (await http.post(PATH, files=FILE, data=fields)).status_code == 200
+
+
+async def server_that_aborts(client: AsyncClient, http: httpx.AsyncClient) -> None:
+    """A window that the server ends fails its request: without it the text would pass for whole."""
+    for form in (DETECTED, *({**SAMPLED, **form} for form in FORMS)):
+        asking = asyncio.create_task(http.post(PATH, files={"file": LONG}, data=form))
+        while not asking.done():  # no window can end between its start and the next turn of the loop
+            client.abort_all()
+            await asyncio.sleep(0)
+        answer = await asking
+        assert answer.status_code == 503 and "the server ended before the answer was complete" in answer.text
+
+
+async def engine_that_drains(client: AsyncClient, http: httpx.AsyncClient) -> None:
+    """A drain finishes the sounds that have begun, and refuses others."""
+    link, generate = cast(Any, client.engine_set.link), client.generate
+
+    async def drained(*args: Any, **fields: Any) -> AsyncGenerator[RequestOutput, None]:
+        async for output in generate(*args, **fields):
+            await link.call(DrainEngine())
+            yield output
+
+    for form in ({**SAMPLED, "response_format": "verbose_json"}, DETECTED):
+        expected = await http.post(PATH, files={"file": LONG}, data=form)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "generate", drained)
+            assert (await http.post(PATH, files={"file": LONG}, data=form)).json() == expected.json()
+        refused = await http.post(PATH, files={"file": LONG}, data=form)
+        assert refused.status_code == 503 and "drains" in refused.text
+        await link.call(DrainEngine(is_draining=False))
 
 
 async def bad_forms(http: httpx.AsyncClient) -> None:
@@ -261,8 +295,8 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
     short = wav(np.concatenate([sound(seed, 0.9) for seed in range(3)]))
 
     async def act(client: AsyncClient, http: httpx.AsyncClient) -> None:
-        for stream in ("false", "true"):
-            refused = await http.post(PATH, files={"file": many}, data={**SAMPLED, "stream": stream})
+        for form in FORMS:
+            refused = await http.post(PATH, files={"file": many}, data={**SAMPLED, **form})
             assert refused.status_code == 400 and "--max-media-bytes" in refused.text, refused.text
             assert client.num_live_requests == 0
         held = await cast(AudioPrompts, client.media).read(MediaSource("audio", LONG, "file"))

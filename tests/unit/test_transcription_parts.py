@@ -161,7 +161,17 @@ def test_windows_of_a_whole_spectrogram(num_samples: int) -> None:
         assert window.start_s == start / 100 and window.duration_s == min(100, sound.num_frames - start) / 100
         assert window.item.digest == digest_of(window.item.tensors)
     assert sound.next_start(sound.window(0), [FIRST, 1, FIRST + 20, FIRST + 20, 2, 9], TOKENS) == 40
-    assert sound.next_start(sound.window(0), [FIRST, 1, FIRST + 20, 9], TOKENS) == min(100, sound.num_frames)
+    for tokens, start in (
+        ([FIRST, 1, FIRST + 20, 9], 100),
+        ([FIRST, 1, FIRST + 20], 40),  # its limit of tokens has ended it, and speech may go on
+        ([FIRST, 1, FIRST + 10, FIRST + 10, 2, FIRST + 20], 40),
+        ([FIRST, 1, FIRST + 10, FIRST + 20], 20),
+        ([FIRST], 100),  # windows advance
+        ([FIRST, 1, 2], 100),
+        ([9], 100),
+        ([], 100),
+    ):
+        assert sound.next_start(sound.window(0), tokens, TOKENS) == min(start, sound.num_frames), tokens
 
 
 def test_segments_that_have_no_end_or_are_longer_than_their_window() -> None:

@@ -10,7 +10,6 @@ from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.messages import MessageAnswer, MessageUsage
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.frontend.tools.answer import AnswerDelta, CallDelta
-from octavo.protocol.errors import OverloadedError
 from octavo.protocol.events import FinishReason
 
 _encode = msgspec.json.Encoder().encode
@@ -149,9 +148,7 @@ def _stop(choice: CompletionOutput, *, has_calls: bool) -> tuple[str, str | None
     Raises:
         OverloadedError: the server has aborted it.
     """
-    if choice.finish_reason == str(FinishReason.ABORT):
-        # Every stop_reason of this API would pass the answer off as complete.
-        raise OverloadedError("the server ended before the answer was complete; send it again")
+    choice.require_whole()  # every stop_reason of this API would pass it off as that
     if choice.finish_reason == str(FinishReason.LENGTH):
         return "max_tokens", None
     if has_calls:
