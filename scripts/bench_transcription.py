@@ -1,16 +1,19 @@
 """Transcription of one file, and of several at once, beside faster-whisper: Whisper tiny.en on spoken texts.
 
 All engines stay loaded and idle while one of them is measured, in turn, for some rounds, so that ratios are of the same
-minutes. Each has as many threads as there are cores. Files are about 28 seconds long, one window each. Each round has
-files of its own, of another loudness: nothing that an engine keeps helps it. All decode greedily, without timestamps.
-octavo is measured through its HTTP routes, without a network; faster-whisper as a library.
+minutes. Each has as many threads as there are cores. Files are about 28 seconds long, one window each, or several times
+as long (`--texts`). Each round has files of its own, of another loudness: nothing that an engine keeps helps it. All
+decode greedily, without timestamps unless `--timestamps`. octavo is measured through its HTTP routes, without a
+network; faster-whisper as a library.
 
     scripts/bench_transcription --faster-whisper-python VENV/bin/python
+    scripts/bench_transcription --faster-whisper-python VENV/bin/python --timestamps --texts 4
 """
 
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -47,12 +50,16 @@ _SENTENCES = (
 
 
 class Sounds:
-    """Files of spoken texts, each another order of the sentences, and another loudness each time."""
+    """Files of spoken texts, each other orders of the sentences, and another loudness each time."""
 
-    def __init__(self, folder: Path, num_files: int) -> None:
+    def __init__(self, folder: Path, num_files: int, num_texts: int) -> None:
         self._folder = folder
-        orders = itertools.islice(itertools.permutations(_SENTENCES), 0, None, 211)
-        self._speech = [make_speech.speak(" ".join(order)) for order in itertools.islice(orders, num_files)]
+        step = math.factorial(len(_SENTENCES)) // (num_files * num_texts)
+        orders = itertools.islice(itertools.permutations(_SENTENCES), 0, None, step)
+        self._speech = [
+            make_speech.speak(" ".join(itertools.chain.from_iterable(itertools.islice(orders, num_texts))))
+            for _ in range(num_files)
+        ]
         self._num_made = 0
 
     def make(self, count: int) -> tuple[list[str], float]:
@@ -75,7 +82,7 @@ def main() -> None:
     """Measure the chosen engines and print a table."""
     args = _arguments()
     with ExitStack() as stack:
-        sounds = Sounds(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files)
+        sounds = Sounds(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files, args.texts)
         engines = [_open(name, args, stack) for name in args.systems.split(",")]
         for engine in engines:
             engine.measure(sounds.make(1)[0])  # the first file loads code
@@ -119,6 +126,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"separated by commas: {', '.join(SYSTEMS)}")
     parser.add_argument("--files", type=int, default=8, help="at once")
+    parser.add_argument("--texts", type=int, default=1, help="spoken in each file; default: 1, about 28 seconds")
+    parser.add_argument("--timestamps", action="store_true", help="with the times of segments")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--faster-whisper-python", help="with faster-whisper")
     parser.add_argument("--json", help="write the results here")
@@ -138,11 +147,12 @@ def _child(name: str, python: str, driver: str, options: dict[str, Any]) -> Benc
 
 def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> BenchChild:
     model, threads = fetch_speech_model.fetch(), len(os.sched_getaffinity(0))
+    shared = {"timestamps": args.timestamps}
     if name in _OCTAVO:
-        engine = _child(name, sys.executable, "octavo", {"model": str(model), "settings": _OCTAVO[name]})
+        engine = _child(name, sys.executable, "octavo", {"model": str(model), "settings": _OCTAVO[name]} | shared)
     else:
         packed = str(model / fetch_speech_model.PACKED)
-        options = {"model": packed, "compute_type": _LIBRARY[name], "threads": threads}
+        options = {"model": packed, "compute_type": _LIBRARY[name], "threads": threads, **shared}
         engine = _child(name, args.faster_whisper_python, "faster_whisper", options)
     stack.callback(engine.close)
     return engine

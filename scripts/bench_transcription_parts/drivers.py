@@ -26,7 +26,8 @@ async def octavo(options: dict[str, Any]) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://octavo", timeout=600) as http:
 
             async def transcribe(data: bytes) -> str:
-                answer = await http.post("/v1/audio/transcriptions", files={"file": ("a.wav", data)})
+                form = {"response_format": "verbose_json" if options["timestamps"] else "json"}
+                answer = await http.post("/v1/audio/transcriptions", files={"file": ("a.wav", data)}, data=form)
                 return str(answer.raise_for_status().json()["text"])
 
             print(json.dumps({}), flush=True)
@@ -50,7 +51,12 @@ def faster_whisper(options: dict[str, Any]) -> Measure:
 
     def transcribe(model: Any, path: str) -> str:
         segments, _ = model.transcribe(
-            path, language="en", beam_size=1, temperature=0.0, without_timestamps=True, condition_on_previous_text=False
+            path,
+            language="en",
+            beam_size=1,
+            temperature=0.0,
+            without_timestamps=not options["timestamps"],
+            condition_on_previous_text=False,
         )
         return " ".join(segment.text.strip() for segment in segments)
 
