@@ -253,9 +253,10 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
         {
             "quant_method": "quark",
             "export": {"kv_cache_group": ["*k_proj", "*v_proj"]},
-            "layer_quant_config": dict.fromkeys(
-                ("*k_proj", "*v_proj"), {"output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}
-            ),
+            "layer_quant_config": {
+                layer: {"output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}
+                for layer in ("*k_proj", "*v_proj")
+            },
         },
     ],
 )

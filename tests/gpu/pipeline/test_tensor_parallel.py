@@ -95,7 +95,8 @@ def test_any_number_of_ranks_gives_the_same_bits(
         compute_ranks(worker_config(directory, **settings, **ranks_share), whole, tmp_path / f"ranks{size}")
 
 
-@pytest.mark.parametrize("method", ["eagle", pytest.param("draft_model", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
 def test_ranks_draft_and_verify_as_one_gpu(
     tmp_path: Path, _kernels_of_gpus: None, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
