@@ -1,1 +1,1 @@
-"""Text, HTTP and the public Python API. Decides nothing about batches and computes nothing on tensors."""
+"""Text, HTTP and the public Python API. It makes no batches and computes nothing on tensors."""

@@ -48,17 +48,17 @@ T = TypeVar("T")
 
 
 class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient):
-    """A client of one engine, for one event loop.
+    """A client of one engine, or of several engines of the same model. It belongs to one event loop.
 
     Create it with `launch` or `connect`; close it with `close` or `async with`.
     """
 
     def __init__(self, *connections: EngineConnection, indices: Several[int] | None = None) -> None:
-        """Use one engine, or several of the same model, each of which may get any request.
+        """Use the given engines; each of them may get any request.
 
         Args:
-            connections: to the engines.
-            indices: of the engines; None: in order, from 0.
+            connections: to the engines, which must serve the same model.
+            indices: index of each engine, in the order of `connections`. Default: 0, 1, 2, ...
         """
         self._text = TextThreads()
         self._live = LiveRequests()
@@ -83,19 +83,21 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
         otlp_traces_endpoint: str | None = None,
         **settings: Any,
     ) -> "Starting[AsyncClient]":
-        """Start an engine that this client owns; use `async with`, or await it and `close` it later.
+        """Start an engine that this client owns. Use `async with`, or await it and `close` it later.
 
         Args:
-            model: directory, .gguf file or hub id; or give a whole `config`.
-            config: the engine's configuration, instead of `model` and `settings`.
-            address: `ipc://` address on which other applications may join.
-            on_progress: called with the engine's progress while it starts.
-            allow_code: let `logits_processors` hold classes and functions besides names; workers run them.
-            otlp_traces_endpoint: URL of an OpenTelemetry collector that gets the spans of requests; needs octavo[otel].
+            model: directory, .gguf file or hub id. Leave it out if `config` is given.
+            config: the complete engine configuration, instead of `model` and `settings`.
+            address: `ipc://` address on which other applications can join the engine. `None`: a private address.
+            on_progress: called with a phase and its progress (0 to 1) while the engine starts.
+            allow_code: allow `logits_processors` to contain classes and functions, which the workers will run.
+            otlp_traces_endpoint: URL of an OpenTelemetry collector that receives a span per request; needs
+                octavo[otel].
             settings: any engine flag by its name: `max_num_seqs=8`.
 
         Raises:
-            StartupError: the root cause.
+            ConfigError: a setting is invalid; raised by the call itself or when the result is awaited.
+            StartupError: the engine could not start. The error names the root cause. Raised when the result is awaited.
         """
         code = take_code(settings, is_allowed=allow_code)
         given = config or engine_config({"model": model, **settings})
@@ -107,10 +109,10 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
     async def follow(
         cls, spawned: Several[SpawnedEngine], *, on_progress: ProgressCallback | None = None
     ) -> "AsyncClient":
-        """Wait for engines that were spawned on this thread, and join them; the client will end them.
+        """Wait for engines that were spawned on this thread, and join them. The client owns them and stops them.
 
         Raises:
-            StartupError: the root cause; all of them have been ended.
+            StartupError: an engine could not start. The error names the root cause; all of the engines were stopped.
         """
         return await cls._on(follow_engines(spawned, on_progress), None)
 
@@ -125,21 +127,21 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
         engine_public_key_file: str | None = None,
         otlp_traces_endpoint: str | None = None,
     ) -> "Starting[AsyncClient]":
-        """Join an engine that another process runs; use `async with`, or await it and `close` it later.
+        """Join an engine that another process runs. Use the result in `async with`, or await it and `close` it later.
 
         Args:
-            address: of the engine; those of several engines of the same model are separated by commas.
-            connect_timeout_s: how long to wait for it to answer; it may still be loading, or restarting.
-            reconnect_timeout_s: if the engine dies, how long requests wait for another one at the same address; 0: they
-                fail at once.
-            client_secret_key_file: this client's key, for an engine on another machine (`octavo keygen`).
-            engine_public_key_file: the key of that engine. Both files must be given.
+            address: of the engine. For several engines of the same model: their addresses, separated by commas.
+            connect_timeout_s: seconds to wait for a response; the engine may still be loading or restarting.
+            reconnect_timeout_s: seconds that requests wait, after the engine died, for another one at the same address.
+                0: requests fail at once.
+            client_secret_key_file: this client's secret key, for an engine on another machine (`octavo keygen`).
+            engine_public_key_file: that engine's public key. Give both files or neither.
             otlp_traces_endpoint: as for `launch`.
 
         Raises:
-            StartupError: no engine answers on `address`.
-            ConfigError: the address needs keys, one of two is missing, or they cannot be read; or the engines serve
-                different models.
+            StartupError: no engine responds on `address`. Raised when the result is awaited.
+            ConfigError: the address needs keys, only one key file was given, a key file cannot be read, or the engines
+                serve different models.
         """
         keys = read_client_keys(client_secret_key_file, engine_public_key_file)
         joining = partial(
@@ -187,7 +189,7 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, engine.index)
 
     def on_model_changed(self) -> None:
-        """See `EngineListener`. Live requests go on as they were prepared."""
+        """See `EngineListener`. Live requests continue with the settings that they were prepared with."""
         lead = self.engine_set.lead
         self.config, self.tokenizer = lead.config, lead.tokenizer
         link = ModelLink(self._link, self._link.identity)

@@ -18,15 +18,15 @@ from octavo.protocol.supervise import ChildExited
 
 
 class ConnectedEngine:
-    """An engine that this process has started or joined, kept alive if we started it.
+    """An engine that this process has started or joined. If we started it, its core is restarted after a failure.
 
     Args:
-        index: of the engine, unique among those of the client.
-        connection: to it. Closed here.
+        index: of the engine, unique among the engines of the client.
+        connection: to the engine. Closed here.
         on_resumed: called when another core has taken over.
-        is_needed: whether any engine is busy: if engines compute their steps together, each of them must then be
-            alive, requests of its own or not.
-        on_given_up: called with the cause when the engine has ended for good, though nobody has stopped it.
+        is_needed: returns whether any engine of the client is busy. If engines run their steps in lockstep, each of
+            them must then be alive, even without requests of its own.
+        on_given_up: called with the cause when the engine has ended for good without being stopped.
     """
 
     def __init__(
@@ -62,24 +62,27 @@ class ConnectedEngine:
 
     @property
     def process(self) -> LaunchedEngine | None:
-        """Its process if we started it."""
+        """The engine's process, if we started it; otherwise `None`."""
         return self._connection.engine
 
     @property
     def is_busy(self) -> bool:
-        """Whether it owes an answer to this client, or has work for another one."""
+        """Whether the engine owes a reply to this client, or has work for another client."""
         return self.link.expects_answer or (self._pulse is not None and self._pulse.read().has_work)
 
     def stay(self) -> None:
-        """Follow no other engine that gets the address of this one, as applications do: the client has a link to it."""
+        """Accept only this engine after a reconnect, even if another engine has taken over its address.
+
+        Other applications follow the address; a client with several engines already has a link to the other one.
+        """
         self.link.accepts = lambda facts: _config_of(facts).engine_index == self.config.engine_index
 
     def health(self, deadline_s: float) -> Health:
-        """Return whether it is alive and makes progress; see `check_health`."""
+        """Return whether the engine is alive and makes progress; see `check_health`."""
         return check_health(self.link, self._pulse, self.link.busy_since_s, deadline_s)
 
     def report(self, deadline_s: float = STALL_DEADLINE_S) -> EngineReport:
-        """Return how operators see it."""
+        """Return the engine's state, as operators see it."""
         health = self.health(deadline_s)
         state = self.state.value
         if self.state is EngineState.SERVING:
@@ -87,10 +90,10 @@ class ConnectedEngine:
         return EngineReport(self.index, state, health.reason)
 
     async def replace(self, config: ResolvedConfig) -> None:
-        """Start a core of another configuration beside the present one, and switch over; live requests continue.
+        """Start a core with another configuration while the present one runs, and switch over; live requests continue.
 
         Raises:
-            StartupError: we did not start this engine, or the new core cannot start: the old one continues.
+            StartupError: we did not start this engine; or the new core could not start, and the old one continues.
         """
         if self.process is None:
             raise StartupError(
@@ -111,16 +114,16 @@ class ConnectedEngine:
                 self._pulse = None
 
     def give_up(self, cause: str) -> None:
-        """Fail all requests, and end the core if it is ours: it can compute nothing any more."""
+        """Fail all requests, and kill the core if it is ours: the engine cannot compute anything any more."""
         self.link.fail(cause)
         if self.process:
             self.process.kill()
 
     def _on_exit(self, on_given_up: Callable[["ConnectedEngine", str], None], exited: ChildExited) -> None:
-        """Handle the end of a core that is not restarted."""
+        """Handle the exit of a core that is not restarted."""
         cause = self.link.last_words or str(exited)
         self.link.fail(cause)
-        if exited.code:  # else it was told to stop
+        if exited.code:  # exit code 0: the core was told to stop
             on_given_up(self, cause)
 
     def _resume(self, resumption: Resumption) -> None:

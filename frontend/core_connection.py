@@ -1,6 +1,6 @@
-"""The connection to a core, which survives the replacement of the core. `link.py` sends requests over it.
+"""The connection to an engine's core, which survives the replacement of the core. `link.py` sends requests over it.
 
-Knows nothing of requests. It serves one event loop; every method must be called on it. It starts no cores.
+It does not handle requests and starts no cores. It belongs to one event loop; call every method on that loop.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FRONTEND_ID_BYTES = 16
 
 WRONG_ENGINE_DELAY_S = 0.05
-"""Delay before another attempt when another engine answers for the first time; each further time it doubles."""
+"""Delay before the next attempt when another engine answers for the first time; it doubles with each further time."""
 
 MAX_WRONG_ENGINE_DELAY_S = 1.0
 
@@ -42,8 +42,8 @@ class CoreConnection(ABC):
 
     Args:
         context: of this process.
-        address: of the core.
-        keys: for a core on another machine.
+        address: where the core listens.
+        keys: needed for a core on another machine.
     """
 
     facts: EngineFacts
@@ -54,27 +54,27 @@ class CoreConnection(ABC):
         self._frontend_id = os.urandom(FRONTEND_ID_BYTES)
         self.address = address
         self.index = 0
-        """Of the engine, among those of a client."""
+        """Index of the engine among the engines of a client."""
         self.on_resumed: Callable[[Resumption], None] = lambda resumption: None
         """Called when another core has taken over."""
         self.on_lost: Callable[[], bool] = lambda: False
-        """Called when the core has died. True: other engines get the requests, at once or later, and `fail_rest` is
-        called at the end if this engine has failed for good."""
+        """Called when the core has died. Returns `True` if other engines take over the requests, at once or later. In
+        that case `fail_rest` is called in the end if this engine has failed for good."""
         self.on_down: Callable[[], None] = lambda: None
-        """Called when there is no core any more, also if it is about to be replaced; before `on_lost`."""
+        """Called, before `on_lost`, when there is no core any more, even if it is about to be replaced."""
         self.on_up: Callable[[], None] = lambda: None
-        """Called when there is a core again, another one or the same."""
+        """Called when a core is up again, the same or another one."""
         self.accepts: Callable[[EngineFacts], bool] = lambda facts: True
-        """Whether a core that answers after a downtime is one of this engine: another one may have got its address."""
+        """Whether the core that answers after a downtime belongs to this engine: another may have its address."""
         self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
-        """Why no request can be served any more; None while the engine lives."""
+        """Why no request can be served any more. `None` while the engine lives."""
         self.downtime: Downtime | None = None
-        """Set while there is no core, but there may be one again."""
+        """Set while no core is up but another one may come."""
         self.last_words = ""
-        """Why the core is about to exit, if it sent that."""
+        """Why the core is about to exit, if it sent a reason."""
         self.num_heard = 0
-        """Messages received from cores so far."""
+        """Number of messages received from cores so far."""
         self._context = context
         self._wrong_engine_delay_s = WRONG_ENGINE_DELAY_S
         self._giving_up: asyncio.TimerHandle | None = None
@@ -85,7 +85,7 @@ class CoreConnection(ABC):
     @property
     @abstractmethod
     def num_unfinished(self) -> int:
-        """Requests that a core must know, for the log."""
+        """Number of requests that a new core has to be sent, for the log."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -93,23 +93,23 @@ class CoreConnection(ABC):
 
     @abstractmethod
     def _handle(self, event: Event) -> Slices | None:
-        """Handle a message that is about requests, calls or counters; return as `_receive`."""
+        """Handle a message about requests, calls or counters; return the remaining work, as `_receive` does."""
 
     @abstractmethod
     def _suspend(self, cause: str) -> None:
-        """Keep everything for the next core."""
+        """Prepare all requests and calls for the next core."""
 
     @abstractmethod
     def _continue(self, *, is_another: bool) -> Slices:
-        """Send the core that is here now everything that is unfinished; return as `_receive`.
+        """Send all unfinished requests and calls to the core that is up now; return as `_receive` does.
 
         Args:
-            is_another: False: it was only unreachable.
+            is_another: whether it is a new core; `False`: the old core was only unreachable.
         """
 
     @abstractmethod
     def _on_failed(self, failure: EngineDeadError) -> None:
-        """Fail everything: there will be no other core."""
+        """Fail all requests and calls: there will be no other core."""
 
     @classmethod
     async def connect(
@@ -118,8 +118,8 @@ class CoreConnection(ABC):
         """Connect to the core that listens on `address`, with `keys` if it is on another machine.
 
         Raises:
-            StartupError: no engine answers there, or it has another version of the protocol.
-            EngineDeadError: it ended before it answered.
+            StartupError: no engine answers there, or the engine has another version of the protocol.
+            EngineDeadError: the core exited before it answered.
         """
         link = cls(context, address, keys)
         try:
@@ -134,18 +134,18 @@ class CoreConnection(ABC):
                 phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None
-        except BaseException:  # a cancelled connect, too, must not leave an open socket behind
+        except BaseException:  # a cancelled `connect` must not leave an open socket behind either
             await link.close()
             raise
         return link
 
     @property
     def is_up(self) -> bool:
-        """True while there is a core."""
+        """Whether a core is up."""
         return not self.failure and not self.downtime
 
     def lose(self, cause: str, kind: RestartCause = "core_died") -> None:
-        """Handle the loss of the core: wait for another, or fail if the reconnect policy says so."""
+        """Handle the loss of the core: wait for the next one, or fail if the reconnect policy says so."""
         if self.failure:
             return
         if self.reconnect_policy.limit_s == 0 or not self._welcome.done():
@@ -159,7 +159,7 @@ class CoreConnection(ABC):
         self._wire = self._open_wire()
 
     def move_to(self, address: str) -> None:
-        """Look for the core at another address: the engine was started again elsewhere."""
+        """Connect to the core at another address: the engine was restarted elsewhere."""
         self.address = address
         self.lose(f"the engine is at {address} now")
 
@@ -174,10 +174,10 @@ class CoreConnection(ABC):
         self._on_failed(self.failure)
         if not self._welcome.done():
             self._welcome.set_exception(self.failure)
-            self._welcome.exception()  # possibly nobody waits for it, which is not an error
+            self._welcome.exception()  # maybe nobody waits for it, which is not an error
 
     def _reopen_wire(self, wire: Wire) -> None:
-        """Connect again, possibly to another address, unless that has happened meanwhile."""
+        """Connect again, possibly to another address, unless the connection was replaced meanwhile."""
         if wire is self._wire and self.downtime:
             wire.close(linger_ms=0)
             self._wire = self._open_wire()
@@ -213,12 +213,12 @@ class CoreConnection(ABC):
             self.on_lost()
 
     def _end_downtime(self, facts: EngineFacts) -> Slices:
-        """Handle a new core; return the work that remains, as `_receive`."""
+        """Handle the first message of a core after a downtime; return the remaining work, as `_receive` does."""
         assert self.downtime is not None
         downtime, self.downtime = self.downtime, None
         if self._giving_up:
             self._giving_up.cancel()
-        # The same core may be back, after it was only unreachable.
+        # The same core may be back: it was only unreachable.
         is_another = (facts.epoch, facts.pulse_path) != (self.facts.epoch, self.facts.pulse_path)
         kind = "planned" if facts.replaced_epoch == self.facts.epoch else downtime.kind
         self.facts = facts
@@ -232,14 +232,14 @@ class CoreConnection(ABC):
         return rest
 
     def _fail_broken(self, error: Exception) -> None:
-        """Fail every request: a message could not be handled, so its request would wait forever."""
+        """Fail every request: a message could not be handled, and the request it belonged to would wait forever."""
         self.fail(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     def _frames(self, request: FrontendMessage) -> list[Frame]:
-        """Encode a message. Its values were checked when it was made.
+        """Encode a message whose values were checked when it was created.
 
         Raises:
-            InvalidRequestError: a value has no form in a message, or is too large for one.
+            InvalidRequestError: a value cannot be encoded, or is too large for a message.
         """
         try:
             frames = self._requests.encode(request)
@@ -252,7 +252,7 @@ class CoreConnection(ABC):
         return frames
 
     def _receive(self, event: Event) -> Slices | None:
-        """Handle a message; return the work that remains, which is done before the next one."""
+        """Handle a message; return the remaining work, which is done before the next message is handled."""
         self.num_heard += 1
         match event:
             case Welcome():
@@ -290,5 +290,5 @@ class CoreConnection(ABC):
             self._welcome.set_exception(StartupError(message, phase="connecting"))
         elif self.downtime:  # the new core is of another release
             self.fail(message)
-        else:  # the core has given this frontend up: it did not read its events
+        else:  # the core has dropped this frontend, which did not read its events
             self.lose(f"the engine has ended the connection: {message}")

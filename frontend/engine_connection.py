@@ -1,4 +1,4 @@
-"""`EngineConnection`: a connection to an engine that this process starts or joins. Sends no requests."""
+"""`EngineConnection`: a connection to an engine that this process starts or joins. It sends no requests."""
 
 import asyncio
 import contextlib
@@ -23,21 +23,21 @@ from octavo.protocol.errors import EngineDeadError, InvalidRequestError, Startup
 
 CONNECT_TIMEOUT_S = 10.0
 CONNECT_AGAIN_S = 0.1
-"""Delay before another attempt when a core died before it answered."""
+"""Delay before the next attempt after a core died before it answered."""
 
 RECONNECT_TIMEOUT_S = 120.0
-"""How long to wait for an engine of another process to come back after its death."""
+"""Seconds to wait for an engine of another process to come back after it died."""
 
 
 @dataclass(frozen=True)
 class EngineConnection:
-    """A core that answers, and everything that is needed to communicate with it."""
+    """A core that answers, and everything needed to communicate with it."""
 
     link: CoreLink
     tokenizer: Tokenizer
     context: "zmq.Context[zmq.Socket[bytes]]"
     engine: LaunchedEngine | None
-    """The engine's process if we started it, else None."""
+    """The engine's process if we started it, otherwise `None`."""
 
     async def close(self) -> None:
         """Disconnect, and stop the engine if we started it. Idempotent."""
@@ -56,16 +56,16 @@ async def launch_engines(
 
     Args:
         config: of all engines.
-        address: on which other applications may join the first one (`addresses_of_engines`: the others); None: private
-            ones.
+        address: on which other applications can join the first engine; `addresses_of_engines` derives the addresses of
+            the others. `None`: private addresses.
         on_progress: called with the engines' progress while they start.
 
     Raises:
-        StartupError: the root cause; none of them runs any more.
+        StartupError: an engine could not start. The error names the root cause; all of the engines were stopped.
     """
     timeline = Timeline()
     resolved = await asyncio.to_thread(read_config, config, timeline)
-    # On this thread, not on the starting one: the core dies with the thread that spawned it.
+    # Spawn on this thread: a core dies with the thread that spawned it.
     return await follow_engines(spawn_engines(resolved, timeline, address), on_progress)
 
 
@@ -75,7 +75,7 @@ async def follow_engines(
     """Wait for engines that were spawned on this thread, and join them.
 
     Raises:
-        StartupError: the root cause; all of them have been ended.
+        StartupError: an engine could not start. The error names the root cause; all of the engines were stopped.
     """
     following = [asyncio.create_task(_follow_one_of(spawned, index, on_progress)) for index in range(len(spawned))]
     return await _all_or_none(following)
@@ -96,8 +96,8 @@ async def join_engines(
     """Join running engines of the same model. See `join_engine`.
 
     Raises:
-        StartupError: one of them does not answer.
-        ConfigError: they serve different models.
+        StartupError: an engine does not answer.
+        ConfigError: the engines serve different models.
     """
     joining = [
         asyncio.create_task(
@@ -137,7 +137,7 @@ async def follow_engine(spawned: SpawnedEngine, on_progress: ProgressCallback | 
     """Wait for an engine that was spawned on this thread, and join it.
 
     Raises:
-        StartupError: the root cause; the engine has been ended.
+        StartupError: the engine could not start, and was stopped. The error names the root cause.
     """
     start = time.monotonic()
     try:
@@ -167,10 +167,10 @@ async def join_engine(
     Args:
         address: of its core.
         engine: its process, if we started it.
-        tokenizer: of its model; None: loaded here.
-        reconnect_timeout_s: how long to wait for it to come back after its death; ignored if we started it.
+        tokenizer: of its model. `None`: loaded here.
+        reconnect_timeout_s: seconds to wait for the engine to come back after it died; ignored if we started it.
         keys: for a `tcp://` address on another machine.
-        connect_timeout_s: how long to wait for it to answer; it may be restarting.
+        connect_timeout_s: seconds to wait for the first answer; the engine may be restarting.
 
     Raises:
         StartupError: no engine answers on `address`.
@@ -198,11 +198,11 @@ async def join_engine(
 async def connect_to_core(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, timeout_s: float, keys: ClientKeys | None
 ) -> CoreLink:
-    """Connect to a core, or to the next one if it dies before it has answered.
+    """Connect to a core, or to its successor if the core dies before it answers.
 
     Raises:
-        StartupError: none answers in time.
-        EngineDeadError: the last one died when there was no time left.
+        StartupError: no core answered in time.
+        EngineDeadError: the last core died and no time was left.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -215,10 +215,10 @@ async def connect_to_core(
 
 
 def model_tokenizer(model: ModelFacts) -> Tokenizer:
-    """Return the tokenizer of a model, or one without text if the engine has none.
+    """Return the tokenizer of a model, or one that rejects text if the engine runs without a tokenizer.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the tokenizer cannot be read.
     """
     if model.tokenizer_path is None:
         return Tokenizer.absent()
@@ -226,8 +226,8 @@ def model_tokenizer(model: ModelFacts) -> Tokenizer:
 
 
 def _load_tokenizer(config: ResolvedConfig) -> Tokenizer:
-    """Load the tokenizer; its chat template is compiled now, while the engine loads."""
+    """Load the tokenizer. Its chat template is compiled now, while the engine loads."""
     tokenizer = model_tokenizer(config.model)
-    with contextlib.suppress(InvalidRequestError):  # a model need not have one
+    with contextlib.suppress(InvalidRequestError):  # a model need not have a chat template
         ChatTemplate.for_model(config.chat_template, tokenizer)
     return tokenizer

@@ -21,29 +21,30 @@ from octavo.protocol.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 MAX_ENGINES = 256
-"""Engines of one client at a time: each has an index below this."""
+"""Maximum number of engines of one client; also the upper bound (exclusive) of their indices."""
 
 
 class EngineListener(Protocol):
-    """What an `EngineSet` reports to its client."""
+    """Notifications of an `EngineSet` to its client."""
 
     def on_stats(self, engine: int, stats: EngineStats) -> None:
-        """An engine has reported its counters."""
+        """Handle a report of an engine's counters."""
 
     def on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
-        """Another core of an engine has taken over."""
+        """Handle the takeover by another core of an engine."""
 
     def on_model_changed(self) -> None:
-        """Engines with other weights or settings serve now."""
+        """Handle a change of the weights or settings of the serving engines."""
 
 
 class EngineSet:
-    """Engines by index, each in a state. Nobody else adds links to `link`.
+    """The engines of a client by index, each in a state. Only this class adds links to `link`.
 
     Args:
-        connections: to the first engines. One of them at least must be made to serve.
+        connections: to the first engines. The caller must set at least one of them to serving.
         listener: the client.
-        has_users: whether requests live that were prepared for an identity, even if no engine has one at the moment.
+        has_users: returns whether work is live that was prepared for an engine identity, even if no engine has a
+            request of it at the moment.
     """
 
     def __init__(
@@ -70,18 +71,20 @@ class EngineSet:
 
     @property
     def all(self) -> list[ConnectedEngine]:
-        """Every engine, by index."""
+        """All engines, sorted by index."""
         return [self._engines[index] for index in sorted(self._engines)]
 
     @property
     def lead(self) -> ConnectedEngine:
-        """The first engine that serves: its configuration is that of the client."""
+        """The first serving engine; the client uses its configuration."""
         serving = [engine for engine in self.all if engine.state is EngineState.SERVING]
         own = [engine for engine in serving if engine.link.facts.identity == self.link.identity]
         return (own or serving or self.all)[0]
 
     def add(self, index: int, connection: EngineConnection) -> ConnectedEngine:
-        """Add an engine; it gets no requests until `set_states` says so. It is closed by `remove` or `close`."""
+        """Add an engine. It gets no requests until `set_states` makes it serve. It is closed by `remove` or by the
+        client.
+        """
         engine = self._engines[index] = ConnectedEngine(
             index,
             connection,
@@ -97,7 +100,7 @@ class EngineSet:
         return engine
 
     def _on_given_up(self, engine: ConnectedEngine, cause: str) -> None:
-        """Give up the engines that cannot compute without this one, as all divide the experts of the model."""
+        """Give up all other engines of a lockstep group: each of them holds a part of the experts."""
         if not engine.config.is_lock_step:
             return
         for other in self.all:
@@ -105,10 +108,10 @@ class EngineSet:
                 other.give_up(f"engine {engine.index}, which has a part of the experts, was given up: {cause}")
 
     def set_states(self, states: Mapping[int, EngineState]) -> None:
-        """Change states of engines, all at once: new requests go to those that serve.
+        """Change the states of engines, all at once: new requests go to the serving engines.
 
         Raises:
-            IllegalTransition: an engine cannot get into its state.
+            IllegalTransition: an engine cannot change from its state to the given one.
         """
         for index, state in states.items():
             engine = self._engines[index]
@@ -121,25 +124,26 @@ class EngineSet:
             self._listener.on_model_changed()
 
     def is_idle(self, index: int) -> bool:
-        """Return whether no request of this client needs an engine any more."""
+        """Return whether no request of this client needs the engine any more."""
         engine = self._engines[index]
         if engine.link.num_live_requests:
             return False
         identity = engine.link.facts.identity
         others = [one for one in self.all if one is not engine and one.link.facts.identity == identity]
-        # A beam search has no live request between two steps, and must go on with the same weights.
+        # A beam search has no live request between two steps, and must continue with the same weights.
         return bool(others) or not self._has_users(identity)
 
     def move_requests(self, indices: Collection[int]) -> None:
-        """Move the requests of engines that drain to those that serve and compute the same bits, if there are any."""
+        """Move the requests of draining engines to serving engines that compute the same bits, if there are any."""
         for index in indices:
             self.link.move_away(index)
 
     async def replace(self, config: ResolvedConfig) -> None:
-        """Replace the cores of all engines, one after another; live requests continue on the new ones.
+        """Replace the cores of all engines, one after another; live requests continue on the new cores.
 
         Raises:
-            StartupError: a new core cannot start, and the old one continues.
+            StartupError: a new core could not start, and the old one continues. The message lists the engines that were
+                already replaced.
         """
         replaced: list[int] = []
         for engine in self.all:
@@ -153,12 +157,12 @@ class EngineSet:
             replaced.append(engine.index)
 
     async def remove(self, index: int) -> None:
-        """Disconnect from an idle engine that does not serve, and stop it if it is ours."""
+        """Disconnect from an idle engine that does not serve; stop it if we started it."""
         engine = self._engines[index]
         engine.state = engine.state.move(EngineState.REMOVED)
         self.link.remove(index)
         del self._engines[index]
-        self._listener.on_stats(index, EngineStats())  # the next engine of this index counts from 0
+        self._listener.on_stats(index, EngineStats())  # the next engine with this index counts from 0
         await engine.close()
 
     def health(self, deadline_s: float) -> dict[int, Health]:

@@ -1,4 +1,4 @@
-"""`EngineState`: an engine's way from its start to its removal. Whether its core is alive is another matter."""
+"""`EngineState`: the lifecycle of an engine in a client. Whether the engine's core is alive is tracked elsewhere."""
 
 from enum import Enum
 
@@ -6,20 +6,20 @@ from octavo.protocol.errors import IllegalTransition
 
 
 class EngineState(Enum):
-    """What an engine is there for."""
+    """Which requests an engine gets."""
 
     STARTING = "starting"
-    """It gets no requests yet."""
+    """Gets no requests yet."""
     SERVING = "serving"
     DRAINING = "draining"
-    """It gets no new requests and finishes those it has."""
+    """Gets no new requests, and finishes the ones it has."""
     REMOVED = "removed"
 
     def move(self, target: "EngineState") -> "EngineState":
-        """Return `target`.
+        """Return `target`, if the transition is allowed.
 
         Raises:
-            IllegalTransition: the table has no such transition.
+            IllegalTransition: the transition is not allowed.
         """
         if target not in ENGINE_TRANSITIONS[self]:
             raise IllegalTransition(f"engine: {self.value} to {target.value}")

@@ -1,4 +1,4 @@
-"""`EnginesClient`: the methods of `AsyncClient` that say how its engines are, and replace them."""
+"""`EnginesClient`: the methods of `AsyncClient` that report on its engines and replace them."""
 
 import asyncio
 from typing import Self
@@ -28,9 +28,9 @@ class EnginesClient:
     """Mixin of `AsyncClient`."""
 
     config: ResolvedConfig
-    """Of the first engine that serves."""
+    """Configuration of the first serving engine."""
     tokenizer: Tokenizer
-    """Of its model."""
+    """Tokenizer of that engine's model."""
     _live: LiveRequests
     _text: TextThreads
     engine_set: EngineSet
@@ -51,30 +51,30 @@ class EnginesClient:
             self._traces.next = observer
 
     def traced_by(self, traces: TraceObserver | None) -> Self:
-        """Let the requests of this client be traced, and return it."""
+        """Trace the requests of this client from now on; return the client."""
         if traces is not None:
             traces.model = self.config.served_model_names[0]
             self._traces = self._live.observer = traces
         return self
 
     async def close_traces(self) -> None:
-        """Send the spans that are left."""
+        """Send the remaining spans."""
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine reported when it was joined."""
+        """What the engine reported about itself when it was joined."""
         return self.engine_set.link.facts
 
     @property
     def address(self) -> str:
-        """Where other applications can `connect`."""
+        """Address at which other applications can `connect`."""
         return self.engine_set.link.address
 
     @property
     def engine(self) -> LaunchedEngine | None:
-        """The process behind a launched client, the first one of several; None after `connect`."""
+        """The process of the first engine, if this client has launched it. `None` after `connect`."""
         return self.engines[0].process
 
     @property
@@ -83,34 +83,34 @@ class EnginesClient:
         return self.engine_set.all
 
     def facts_by_engine(self) -> dict[int, EngineFacts]:
-        """Return what each engine reported about itself, by index."""
+        """Return what each engine last reported about itself, by index."""
         return {engine.index: engine.link.facts for engine in self.engines}
 
     def stats_by_engine(self) -> dict[int, EngineStats]:
-        """Return the last report of each engine, by index."""
+        """Return the latest counters of each engine, by index."""
         return {engine.index: engine.link.latest_stats for engine in self.engines}
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no request can be served any more; None while the engine lives."""
+        """Why no request can be served any more. `None` while an engine lives."""
         return self.engine_set.link.failure
 
     @property
     def num_lost_requests(self) -> int:
-        """Live requests that failed because the engine died."""
+        """Number of live requests that failed because their engine died."""
         return self.engine_set.link.num_lost_requests
 
     @property
     def latest_stats(self) -> EngineStats:
-        """The engine's last report, at most about a second old while it works."""
+        """The latest reported counters, at most about a second old while the engine works."""
         return self.engine_set.link.latest_stats
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False while blocks are in use."""
+        """Drop all cached prefixes. Return `False`, and drop nothing, if blocks are in use."""
         return await self._call_bool(ResetPrefixCache())
 
     async def start_profile(self, directory: str) -> bool:
-        """Start the torch profiler on every worker."""
+        """Start the torch profiler on every worker; traces are written to `directory` on the worker's machine."""
         return await self._call_bool(StartProfile(directory))
 
     async def stop_profile(self) -> bool:
@@ -118,43 +118,45 @@ class EnginesClient:
         return await self._call_bool(StopProfile())
 
     async def engine_stats(self) -> EngineStats:
-        """Return the engine's counters."""
+        """Return the current counters; asks the engine."""
         result = await self.engine_set.link.call(GetStats())
         assert isinstance(result, EngineStats)
         return result
 
     async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
-        """Return the requests, blocks and latest steps of an engine, by default the first that serves."""
+        """Return the requests, blocks and latest steps of an engine; by default, of the first serving engine."""
         shown = self.engine_set.lead if engine is None else self.engine_set[engine]
         result = await shown.link.call(GetSnapshot())
         assert isinstance(result, EngineSnapshot)
         return result
 
     def health(self, deadline_s: float = STALL_DEADLINE_S) -> Health:
-        """Return whether an engine is alive and makes progress, without sending it a message.
+        """Return the health of the client without sending a message: healthy if any serving engine is.
 
         Args:
-            deadline_s: how long it may have work without finishing a step or taking up a request.
+            deadline_s: seconds that an engine may have work without finishing a step or accepting a request.
         """
         states = [engine.health(deadline_s) for engine in self.engines if engine.state is EngineState.SERVING]
         return next((state for state in states if state.ok), states[0])
 
     def engine_reports(self, deadline_s: float = STALL_DEADLINE_S) -> list[EngineReport]:
-        """Return how each engine is, also those that start or drain."""
+        """Return the state of each engine, including engines that start or drain."""
         return [engine.report(deadline_s) for engine in self.engines]
 
     async def restart(self, config: EngineConfig) -> None:
-        """Replace the engine with one of another configuration, or reload its weights; live requests continue.
+        """Replace all engines, one after another, with another configuration or reloaded weights; live requests
+        continue.
 
-        The new core starts beside the old one and takes over when it is ready; requests pause for a moment and
-        continue there. Memory must be large enough for both.
+        The new core starts while the old one runs, and takes over when it is ready. Requests pause for a moment and
+        continue on the new core. Memory must be large enough for both.
 
         Args:
-            config: of the new engine; its model must have the same tokens.
+            config: of the new engines; their model must have the same tokenizer.
 
         Raises:
-            StartupError: a new engine cannot start, with the root cause; the old one continues, and says which others
-                were replaced already.
+            StartupError: a new core could not start, with the root cause. The old core continues. The message lists
+                the engines that were already replaced.
+            ConfigError: the configuration is invalid, or its model has other tokens.
         """
         resolved = await asyncio.to_thread(read_config, config)
         if self.engine:

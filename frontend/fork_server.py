@@ -1,7 +1,7 @@
-"""The fork server that the engines of this process share: a process that has imported torch.
+"""The fork server that the engines of this process share: a process that has already imported torch.
 
-Importing takes about two seconds of processor time. With a server that stays, a core that replaces a dead one and an
-engine that is started later have their workers at once.
+The import takes about two seconds of CPU time. Because the server stays, a restarted core and an engine that is started
+later get their workers at once.
 """
 
 import contextlib
@@ -13,17 +13,19 @@ from octavo.protocol.env import named
 from octavo.protocol.fork_server import ForkServerProcess
 
 IDLE_S = 30.0
-"""How long the server stays after the last engine."""
+"""Seconds that the server stays after the last engine has left."""
 
 READ_AT_IMPORT = (
     *("ATEN_", "CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTHON"),
     *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_"),
 )
-"""Prefixes of the variables that libraries read when they are loaded. Workers get all others from their core."""
+"""Prefixes of environment variables that libraries read at import. Workers get all other variables from their core."""
 
 
 class SharedForkServer:
-    """Starts the server when it is needed, and again after its end or a change of such variables. Thread-safe."""
+    """Starts the fork server when it is needed; again if it has exited or one of these variables changed. Thread-
+    safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +33,7 @@ class SharedForkServer:
         self._key: tuple[int, dict[str, str]] | None = None
 
     def connect(self) -> socket.socket:
-        """Return a connection for a core. Never blocks: the server may still import.
+        """Return a connection for a core. Never blocks: the server may still be importing.
 
         Raises:
             OSError: the server cannot be started.
@@ -39,7 +41,7 @@ class SharedForkServer:
         key = os.getpid(), named(*READ_AT_IMPORT)
         with self._lock:
             if self._process and self._key == key:
-                with contextlib.suppress(OSError):  # it has ended: nobody needed it for a while, or it was killed
+                with contextlib.suppress(OSError):  # the server has exited: it was idle for too long, or was killed
                     return self._process.connect()
             self._close()
             self._process, self._key = ForkServerProcess(dies_with_thread=False, idle_s=IDLE_S), key
@@ -47,7 +49,7 @@ class SharedForkServer:
             return self._process.connect()
 
     def close(self) -> None:
-        """Have the server end after the engines that use it."""
+        """Make the server exit once no engine uses it."""
         with self._lock:
             self._close()
 

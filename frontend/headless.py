@@ -23,13 +23,13 @@ from octavo.protocol.supervise import ChildExited
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Interval between checks that the engine is alive."""
+"""Interval, in seconds, between checks that the engine is alive."""
 
 
 def run_headless(engines: Sequence[SpawnedEngine], config: ServerConfig, reread: Callable[[], EngineConfig]) -> None:
-    """Run an engine until a signal arrives or the engine dies.
+    """Run engines until a signal arrives or one of them dies.
 
-    Blocks until: the engine has exited.
+    Blocks until: all engines have exited.
 
     Args:
         engines: already spawned; stopped here.
@@ -37,9 +37,9 @@ def run_headless(engines: Sequence[SpawnedEngine], config: ServerConfig, reread:
         reread: reads the engine's configuration again, for `RESTART_SIGNAL`.
 
     Raises:
-        StartupError: the engine could not start; holds the root cause.
-        EngineDeadError: the engine died, possibly while draining; holds the root cause.
-        Interrupted: a signal arrived before the engine was ready.
+        StartupError: an engine could not start. The error names the root cause.
+        EngineDeadError: an engine died, possibly while draining. The error names the root cause.
+        Interrupted: a signal arrived before the engines were ready.
     """
     prepare_process()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Whether an engine is healthy, found out without sending it a message. Dumps no stacks: `stall_watch.py` does."""
+"""Determines whether an engine is healthy without sending it a message. `stall_watch.py` dumps the stacks."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from octavo.protocol.events import EngineFacts
 from octavo.protocol.pulse import PulseReader
 
 STALL_DEADLINE_S = 25.0
-"""A core that has work and has not finished a step for this long is not healthy."""
+"""Seconds after which a core that has work but has not finished a step counts as unhealthy."""
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class Health:
     ok: bool
     reason: str = ""
     is_stalled: bool = False
-    """It is alive but makes no progress."""
+    """The engine is alive but makes no progress."""
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """How one of several engines is."""
+    """State of one of several engines."""
 
     index: int
     state: str
-    """starting, up, draining or down."""
+    """"starting", "up", "draining" or "down"."""
     reason: str = ""
-    """Why it is down."""
+    """Why the engine is down."""
 
     @property
     def ok(self) -> bool:
-        """True for an engine that gets requests and answers them."""
+        """Whether the engine gets requests and answers them."""
         return self.state == "up"
 
 
@@ -43,9 +43,9 @@ def check_health(link: CoreLink, pulse: PulseReader | None, busy_since: float | 
 
     Args:
         link: to its core.
-        pulse: of its core; None if the core is on another machine.
-        busy_since: since when there have been live requests, on the monotonic clock; None: there are none.
-        deadline_s: how long it may have work without finishing a step or taking up a request.
+        pulse: of its core. `None` if the core is on another machine.
+        busy_since: monotonic time since which requests have been live. `None` if there are none.
+        deadline_s: seconds that the engine may have work without finishing a step or accepting a request.
     """
     if link.failure:
         return Health(ok=False, reason=str(link.failure))
@@ -56,16 +56,16 @@ def check_health(link: CoreLink, pulse: PulseReader | None, busy_since: float | 
     beat = pulse.read()
     if beat.is_stalled(deadline_s):
         return Health(ok=False, reason=f"the engine has not finished a step for {beat.age_s:.0f} s", is_stalled=True)
-    # An idle core need not beat, but one that has received a message beats at once.
+    # The pulse of an idle core may stop, but it beats as soon as the core has received a message.
     if busy_since is not None and min(beat.age_s, time.monotonic() - busy_since) > deadline_s:
         return Health(ok=False, reason=f"the engine has not taken up a request for {beat.age_s:.0f} s", is_stalled=True)
     return Health(ok=True)
 
 
 def pulse_of(facts: EngineFacts) -> PulseReader | None:
-    """Return the pulse of a core on this machine, None for one on another machine."""
+    """Return the pulse of a core on this machine. `None` for a core on another machine."""
     path = Path(facts.pulse_path)
     try:
         return PulseReader(path) if path.is_file() else None
-    except FileNotFoundError:  # the core has just died, which will be noticed elsewhere
+    except FileNotFoundError:  # the core has just died; its link notices that
         return None

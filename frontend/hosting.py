@@ -1,6 +1,6 @@
-"""What `octavo serve` needs with and without HTTP: starting or joining the engine, signals, periodic log lines.
+"""What `octavo serve` needs with and without HTTP: starting or joining engines, signals, periodic log lines.
 
-It serves no requests. `AsyncClient` restarts the engine after a failure.
+It serves no requests. `AsyncClient` restarts an engine after a failure.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def prepare_process() -> None:
 
 @contextlib.asynccontextmanager
 async def starting(engines: Sequence[SpawnedEngine]) -> AsyncIterator[AsyncClient]:
-    """Wait for the engines to be ready; a signal meanwhile aborts the start."""
+    """Wait for the engines to be ready, and yield a client of them. A signal meanwhile cancels the start."""
     with interruptible(), LoadBar() as bar:
         client = await AsyncClient.follow(engines, on_progress=partial(_show_progress, bar))
     try:
@@ -64,7 +64,7 @@ async def starting(engines: Sequence[SpawnedEngine]) -> AsyncIterator[AsyncClien
 
 @contextlib.asynccontextmanager
 async def joining(config: ServerConfig) -> AsyncIterator[list[AsyncClient]]:
-    """Join the engines named in the server's configuration, a client for each model; a signal meanwhile aborts this."""
+    """Join the engines named in the server's configuration, and yield one client per model. A signal cancels this."""
     clients: list[AsyncClient] = []
     async with contextlib.AsyncExitStack() as stack:
         with interruptible():
@@ -89,7 +89,7 @@ async def join_named(address: str, config: ServerConfig) -> AsyncClient:
 
 
 def addresses_of(client: AsyncClient, config: ServerConfig) -> str:
-    """Return where other applications can join the engines: all addresses, separated by commas."""
+    """Return the addresses at which other applications can join the engines, separated by commas."""
     if not config.engine_address:
         return client.address
     return ",".join(addresses_of_engines(config.engine_address, len(client.engines)))
@@ -120,10 +120,10 @@ def interruptible() -> Iterator[None]:
 
 
 async def join_entry(entry: EngineEntry, config: ServerConfig) -> EngineConnection:
-    """Join an engine that the first HTTP process or an operator names, with the server's keys.
+    """Join an engine that was announced by the first HTTP process or an operator, with the server's keys.
 
     Raises:
-        StartupError: no engine answers there.
+        StartupError: no engine answers at its address.
     """
     keys = read_client_keys(config.client_secret_key_file, entry.public_key_file or config.engine_public_key_file)
     return await join_engine(entry.address, keys=keys, connect_timeout_s=RECONNECT_TIMEOUT_S)
@@ -131,7 +131,9 @@ async def join_entry(entry: EngineEntry, config: ServerConfig) -> EngineConnecti
 
 @contextlib.contextmanager
 def restarts(restart: Callable[[EngineConfig], Awaitable[None]], reread: Callable[[], EngineConfig]) -> Iterator[None]:
-    """On `RESTART_SIGNAL`, read the configuration again and replace the engine's core."""
+    """Inside the `with` statement, replace the engine's core on each `RESTART_SIGNAL`, with the configuration read
+    again.
+    """
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -166,7 +168,7 @@ async def _restart(restart: Callable[[EngineConfig], Awaitable[None]], reread: C
 
 @contextlib.contextmanager
 def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `handler` on the event loop for each SIGINT and SIGTERM."""
+    """Inside the `with` statement, call `handler` on the event loop for each SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
@@ -180,12 +182,12 @@ def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(client: AsyncClient, stall_s: float, prefix: str = "") -> Iterator[None]:
-    """Log throughput, and the stacks of all processes when the engine has stalled for `stall_s` seconds.
+    """Log throughput, and the stacks of all processes when an engine stalls.
 
     Args:
-        client: of the engine.
-        stall_s: how long it may have work and not finish a step.
-        prefix: of each line: which model is meant, if there are several.
+        client: of the engines.
+        stall_s: seconds that an engine may have work without finishing a step.
+        prefix: starts each line; names the model if there are several.
     """
     watch = StallWatch(lambda: client.engine_set.health(stall_s), prefix)
     tasks = [asyncio.create_task(watch.run(), name="stall watch")]

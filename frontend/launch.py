@@ -21,15 +21,15 @@ from octavo.protocol.supervise import Child, ChildExited
 logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 5.0
-"""Time a core gets for an orderly exit after SIGTERM."""
+"""Seconds that a core gets for an orderly exit after SIGTERM."""
 
 ABORT_TIMEOUT_S = 2.0
-"""Time it gets after a second SIGTERM, to abort the requests of other applications and notify them."""
+"""Seconds that a core gets after a second SIGTERM, to abort the requests of other applications and notify them."""
 
 MIN_RESTART_TIMEOUT_S = 120.0
 RESTART_PATIENCE = 10.0
-"""A restarted core must be ready within this multiple of the first start's time, and gets at least two minutes.
-Without a limit, a core that was suspended or hangs during its start would block every later restart."""
+"""A restarted core must be ready within this multiple of the first start's duration, or within two minutes if longer.
+Without a limit, a core that hangs or was suspended during its start would block every later restart."""
 
 ProgressCallback = Callable[[str, float | None], None]
 """Called with a phase and its progress (0 to 1, None if unknown)."""
@@ -39,7 +39,7 @@ class LaunchedEngine:
     """A core process that we started and that accepts connections."""
 
     def __init__(self, spawned: SpawnedEngine, start_s: float) -> None:
-        """Take ownership of a core that is ready; its start took `start_s` seconds."""
+        """Take ownership of a ready core; `start_s` is the number of seconds that its start took."""
         self._spawned = spawned
         self._restart_timeout_s = max(MIN_RESTART_TIMEOUT_S, RESTART_PATIENCE * start_s)
         self._on_exit: Callable[[ChildExited], None] | None = None
@@ -47,7 +47,7 @@ class LaunchedEngine:
         """A core that is starting while the current one still runs."""
         self._exited = asyncio.Event()
         self._exit: ChildExited | None = None
-        """How the core ended, if no `on_exit` was registered by then."""
+        """How the core ended, if it ended before `watch` was called."""
         self._changing = asyncio.Lock()
         self._listen()
 
@@ -76,7 +76,7 @@ class LaunchedEngine:
         return self._child.pid
 
     def watch(self, on_exit: Callable[[ChildExited], None]) -> None:
-        """Call `on_exit` when the core exits by itself, or soon if it already has."""
+        """Call `on_exit` when the core exits by itself; if it already has, call it soon."""
         self._on_exit = on_exit
         if self._exit:
             asyncio.get_running_loop().call_soon(on_exit, self._exit)
@@ -86,22 +86,22 @@ class LaunchedEngine:
         self._child.kill()
 
     def read_pulse(self) -> Pulse | None:
-        """Return the latest core's pulse, also after its death; None: it wrote none."""
+        """Return the latest core's pulse, even after the core's death. `None` if the core wrote none."""
         return self._spawned.read_pulse()
 
     async def restart(self, cause: str, on_progress: ProgressCallback | None = None) -> None:
         """Start a new core with the same configuration and address, and wait until it is ready.
 
         Args:
-            cause: how the previous core ended.
+            cause: how the previous core ended, for the log.
             on_progress: called with the engine's progress while it starts.
 
         Raises:
-            StartupError: the core failed to start or timed out; holds the root cause.
+            StartupError: the core failed to start or timed out. The error names the root cause.
         """
         async with self._changing:
             if not self._exited.is_set():
-                return  # another call has restarted it meanwhile
+                return  # another call has restarted the core meanwhile
             self._stop_listening()
             timeline = Timeline()
             with _spawning():
@@ -117,10 +117,10 @@ class LaunchedEngine:
             self._listen()
 
     def require_replaceable(self, config: ResolvedConfig) -> None:
-        """Check that an engine of another configuration can take the place of this one while it runs.
+        """Check that an engine of another configuration can replace this one while it runs.
 
         Raises:
-            StartupError: it cannot.
+            StartupError: it cannot; the error says why.
         """
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
@@ -136,8 +136,8 @@ class LaunchedEngine:
         """Start a core with another configuration while the current one runs; switch over once it is ready.
 
         Raises:
-            StartupError: the new core failed to start (holds the root cause; the engine is unchanged), or the engine
-                listens on a TCP address, which two cores cannot share.
+            StartupError: the new core failed to start, and the engine is unchanged; or the engine listens on a TCP
+                address, which two cores cannot share.
         """
         self.require_replaceable(config)
         async with self._changing:
@@ -160,16 +160,16 @@ class LaunchedEngine:
 
     @property
     def is_running(self) -> bool:
-        """False from the end of a core until the next one is ready."""
+        """Whether a core runs: `False` from the end of a core until the next one is ready."""
         return not self._exited.is_set()
 
     @property
     def has_heir(self) -> bool:
-        """Whether `hand_over_addresses` was called."""
+        """Whether another engine has taken over the addresses (`hand_over_addresses`)."""
         return self._spawned.has_heir
 
     def hand_over_addresses(self, heir: "LaunchedEngine") -> None:
-        """Point all addresses of this engine at another one: applications that lose its core find the heir there.
+        """Point all addresses of this engine at another one, where applications reconnect after they lost this core.
 
         Raises:
             OSError: a symlink could not be replaced.
@@ -196,9 +196,10 @@ class LaunchedEngine:
                 self._exit = exited
 
     async def drain(self) -> ChildExited | None:
-        """Let the core finish all accepted requests, from every client, and accept no new ones.
+        """Let the core finish all accepted requests of every client, and accept no new ones.
 
-        Returns how it ended, None if no core was running. Waits until: the core has exited; `stop` hastens that.
+        Returns how the core ended, or `None` if no core was running. Waits until the core has exited; `stop` hastens
+        that.
         """
         self._on_exit = None  # this exit must not cause a restart
         if self._exited.is_set():
@@ -212,7 +213,7 @@ class LaunchedEngine:
         self._on_exit = None
         if self._successor:
             self._successor.kill()  # `replace`, which waits for it, cleans up
-        if self._spawned.has_heir:  # an orderly end would tell applications that the engine is gone for good
+        if self._spawned.has_heir:  # an orderly exit would tell applications that the engine is gone for good
             self._end()
             return
         try:
@@ -221,7 +222,7 @@ class LaunchedEngine:
                     self._child.terminate()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._exited.wait(), timeout_s)
-        finally:  # a cancelled stop must not leave a core behind
+        finally:  # a cancelled `stop` must not leave a core behind
             self._end()
 
     def _end(self) -> None:
@@ -231,14 +232,14 @@ class LaunchedEngine:
 
 
 async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | None = None) -> LaunchedEngine:
-    """Wait until a spawned core accepts connections; stop it if it fails to.
+    """Wait until a spawned core accepts connections; stop the core if its start fails.
 
     Args:
         spawned: the engine, spawned by the calling thread.
         on_progress: called with the engine's progress while it starts.
 
     Raises:
-        StartupError: holds the root cause, from whichever process failed.
+        StartupError: the start failed. The error names the root cause, from whichever process failed.
     """
     start = time.monotonic()
     try:
@@ -251,7 +252,7 @@ async def follow_start(spawned: SpawnedEngine, on_progress: ProgressCallback | N
 
 @contextlib.contextmanager
 def _spawning() -> Iterator[None]:
-    """Report an `OSError` while spawning as a `StartupError`."""
+    """Convert an `OSError` while spawning to a `StartupError`."""
     try:
         yield
     except OSError as error:
@@ -259,7 +260,7 @@ def _spawning() -> Iterator[None]:
 
 
 def _ignore_progress(phase: str, fraction: float | None) -> None:
-    """Discard the progress of a start without a listener."""
+    """Ignore the progress of a start that nobody watches."""
 
 
 async def _follow(child: Child, timeline: Timeline, on_progress: ProgressCallback) -> list[DeviceFacts]:

@@ -1,7 +1,7 @@
-"""The requests of a frontend to an engine: sends them, and hands each event to its request.
+"""Sends the requests of a frontend to an engine, and hands each event to its request.
 
-Knows nothing of text. One link serves one event loop; every method must be called on it.
-`recovery/in_flight.py` decides what is submitted again to a new core.
+It does not handle text. One link belongs to one event loop; call every method on that loop. `recovery/in_flight.py`
+decides which requests are submitted again to a new core.
 """
 
 import asyncio
@@ -44,16 +44,16 @@ from octavo.protocol.requests import Call, ModelVocabulary, Submit, Utility, Wat
 from octavo.protocol.stats import EngineStats
 
 SLICE_SIZE = 8
-"""Events delivered, or requests submitted again, in one slice; `LoopSocket` does several slices at once."""
+"""Number of events delivered, or requests resubmitted, in one slice; `LoopSocket` runs several slices at once."""
 
 MAX_FAILED_AT_ONCE = 256
-"""Requests that fail in one iteration of the event loop when the engine is gone: about a millisecond."""
+"""Number of requests failed per iteration of the event loop after the engine has died: about a millisecond of work."""
 
 _END = object()
 
 
 class CoreLink(CoreConnection):
-    """The requests and calls of one frontend to an engine, across its cores."""
+    """The requests and calls of one frontend to an engine. It outlives the engine's cores."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: ClientKeys | None = None) -> None:
         self.latest_stats = EngineStats()
@@ -61,63 +61,63 @@ class CoreLink(CoreConnection):
         self.on_load: Callable[[], None] = lambda: None
         """Called when `load` has changed."""
         self.on_facts: Callable[[], None] = lambda: None
-        """Called when the engine has other weights."""
+        """Called when the engine has switched to other weights."""
         self.link_of: dict[RequestId, CoreLink] = {}
         """The link of each live request; `RoutedLink` has one dictionary for all its links."""
         self.on_cache_update: Callable[[CacheUpdate], None] | None = None
         """Called with every update after `watch_cache`."""
         self.num_lost_requests = 0
-        """Live requests that failed because the engine died."""
+        """Number of live requests that failed because the engine died."""
         self._streams: dict[RequestId, RequestStream] = {}
         self._busy_since_s = 0.0
         self._in_flight = InFlightRequests()
         self._calls = UtilityCalls()
         self._watch = 0
-        """The number of the latest `WatchCache`."""
+        """Number of the latest `WatchCache`; updates with another number are outdated."""
         self._num_live = 0
-        """Live requests of all frontends, as the core reported them last."""
+        """Number of live requests of all frontends, as last reported by the core."""
         self._vocabulary: list[Frame] = []
-        """The message that is sent to every core; empty before the first request with a grammar."""
+        """The encoded vocabulary, which every new core receives. Empty before the first request with a grammar."""
         self._closing: asyncio.Task[None] | None = None
         super().__init__(context, address, keys)
 
     @property
     def num_live_requests(self) -> int:
-        """Requests submitted here that have not ended."""
+        """Number of requests submitted here that have not ended."""
         return len(self._streams)
 
     @property
     def busy_since_s(self) -> float | None:
-        """Since when there have been live requests, on the monotonic clock; None: there are none."""
+        """Monotonic time since which requests have been live. `None` if there are none."""
         return self._busy_since_s if self._streams else None
 
     @property
     def load(self) -> tuple[int, int]:
-        """Prompt tokens of this frontend that wait to be computed, and live requests of all frontends.
+        """Number of this frontend's prompt tokens that wait to be computed, and of live requests of all frontends.
 
-        The second number is at least that of this frontend's requests; those of others were reported a moment ago.
+        The second number is at least the number of this frontend's requests; the core reported the others a moment ago.
         """
         return self._in_flight.num_pending_tokens, max(len(self._streams), self._num_live)
 
     @property
     def expects_answer(self) -> bool:
-        """True while a core that lives owes an answer or the end of a request."""
+        """Whether a core is up and owes a reply or the end of a request."""
         return self.is_up and bool(self._streams or self._calls)
 
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """Send the model's vocabulary to this core and all later ones, before the first request with a grammar.
 
         Raises:
-            InvalidRequestError: it is too large for a message.
+            InvalidRequestError: the vocabulary is too large for a message.
         """
         self._vocabulary = self._frames(vocabulary)
         if not self.downtime:
             self._wire.send(self._vocabulary)
 
     def watch_cache(self, on_cache_update: Callable[[CacheUpdate], None] | None) -> None:
-        """Have this core and all later ones report what they have cached, None: report nothing any more.
+        """Make this core and all later ones report the contents of their prefix cache. `None`: stop reporting.
 
-        Call it again to get everything again.
+        Another call makes the core report everything again.
         """
         self.on_cache_update = on_cache_update
         if self.is_up:
@@ -125,16 +125,16 @@ class CoreLink(CoreConnection):
             self._wire.send(self._requests.encode(WatchCache(self._watch if on_cache_update else 0)))
 
     def submit(self, submit: Submit, arrived: WakeEvent, num_new_tokens: int = 0) -> RequestStream:
-        """Send a request, or keep it until there is a core again; return its stream.
+        """Send a request and return its event stream. While there is no core, the request waits for the next one.
 
         Args:
             submit: the request.
-            arrived: set whenever the stream has something to take; several streams may share one.
-            num_new_tokens: of the prompt, which the engine probably has to compute; for `load`.
+            arrived: set whenever the stream has new events; several streams may share one.
+            num_new_tokens: estimated number of prompt tokens that the engine has to compute; counted in `load`.
 
         Raises:
-            EngineDeadError: the engine is gone.
-            OverloadedError: too many wait for a core already.
+            EngineDeadError: the engine is gone for good.
+            OverloadedError: too many requests already wait for a core.
             InvalidRequestError: a live request has the same id, or a value cannot be encoded.
         """
         if self.failure:
@@ -142,7 +142,7 @@ class CoreLink(CoreConnection):
         if submit.request_id in self.link_of:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
         if not isinstance(submit.priority, int) or not isinstance(submit.cache_salt, str | None):
-            # The caller's own values; all others were made by this process.
+            # The only values that come from the caller unchecked.
             raise InvalidRequestError("priority must be an integer and cache_salt must be text")
         frames = self._frames(submit)
         in_flight = self._in_flight
@@ -158,7 +158,7 @@ class CoreLink(CoreConnection):
         return stream
 
     def release(self, max_count: int) -> list[tuple[InFlightRequest, RequestStream]]:
-        """Give up requests that another engine can continue; a core that is up need not finish them."""
+        """Give up requests that another engine can continue, at most `max_count`. A live core is told to abort them."""
         entries = self._in_flight.release(max_count, after_crash=not self.is_up)
         if self.is_up and entries:
             self._wire.abort([entry.submit.request_id for entry in entries])
@@ -167,7 +167,7 @@ class CoreLink(CoreConnection):
         return released
 
     def adopt(self, entry: InFlightRequest, stream: RequestStream, num_new_tokens: int) -> None:
-        """Continue a request that another engine has released."""
+        """Continue a request that another link has released."""
         assert self.is_up, "requests move to an engine that has a core"
         stream.engine = self.index
         if (submit := self._in_flight.adopt(entry, num_new_tokens)) is not None:
@@ -185,12 +185,12 @@ class CoreLink(CoreConnection):
             self._wire.abort(known)
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
-        """Make a utility call; if the core dies before it answers, the call is repeated on the next core.
+        """Make a utility call; if the core dies before it replies, repeat the call on the next core.
 
         Raises:
-            EngineDeadError: the engine is gone.
+            EngineDeadError: the engine is gone for good.
             InvalidRequestError: a value cannot be encoded.
-            RequestFailedError: the call failed, or was not answered in time.
+            RequestFailedError: the call failed, or no reply came in time.
         """
         if self.failure:
             raise self.failure
@@ -209,13 +209,13 @@ class CoreLink(CoreConnection):
         return result
 
     def fail_rest(self) -> None:
-        """Fail all live requests: the engine is gone, and no other takes them."""
+        """Fail all live requests: the engine is gone, and no other engine takes them over."""
         assert self.failure is not None, "the engine has failed"
         self.num_lost_requests = max(self.num_lost_requests, len(self._streams))
         self._fail_some(self.failure)
 
     def _fail_some(self, error: EngineDeadError) -> None:
-        """Fail live requests, some in each iteration of the event loop."""
+        """Fail live requests, at most `MAX_FAILED_AT_ONCE` per iteration of the event loop."""
         for request_id in list(islice(self._streams, MAX_FAILED_AT_ONCE)):
             self._in_flight.remove(request_id)
             self._drop(request_id).fail(error)
@@ -224,7 +224,7 @@ class CoreLink(CoreConnection):
             asyncio.get_running_loop().call_soon(self._fail_some, error)
 
     async def close(self) -> None:
-        """Abort all requests and disconnect; calling it again, even concurrently, does no harm."""
+        """Abort all requests and disconnect. Idempotent, also when called concurrently."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="octavo link: close")
         await asyncio.shield(self._closing)
@@ -232,7 +232,7 @@ class CoreLink(CoreConnection):
     async def _close(self) -> None:
         is_connected = not self.failure and not self.downtime
         live = list(self._streams)
-        # Before the aborts: no caller may take the answer to one for its result.
+        # Before the aborts: a caller must not mistake the reply to an abort for its result.
         self.fail("the connection to the engine was closed")
         while self._streams:  # noqa: ASYNC110  (`_fail_some` continues in the next iterations)
             await asyncio.sleep(0)
@@ -254,10 +254,10 @@ class CoreLink(CoreConnection):
         return self._streams.pop(request_id)
 
     def _send_unsent(self) -> Slices:
-        """Submit everything that the core has not been sent yet, also what is added meanwhile."""
+        """Submit all requests that the core has not been sent yet, including those added meanwhile."""
         while not self.failure and (submits := self._in_flight.take_unsent(SLICE_SIZE)):
             for submit in submits:
-                # perf: what it is made of has been checked when it came.
+                # perf: not `_frames`: the values were checked when the request arrived.
                 self._wire.send(self._requests.encode(submit))
             yield
 
@@ -278,7 +278,8 @@ class CoreLink(CoreConnection):
         self._calls.lose_core(cause)
 
     def _continue(self, *, is_another: bool) -> Slices:
-        if is_another:  # it reports nothing before it has work, and would look as busy as the last one was
+        # A new core sends no report before it has work: reset the load, or it would look as busy as the old core.
+        if is_another:
             self.latest_stats = EngineStats()
             self._num_live = 0
             self.on_load()
@@ -316,10 +317,10 @@ class CoreLink(CoreConnection):
         return None
 
     def _deliver(self, events: Iterable[RequestEvent]) -> Slices:
-        """Hand events to their requests. If the core is lost meanwhile, the rest is dropped with its connection."""
+        """Hand events to their requests. If the core is lost meanwhile, the remaining events are dropped."""
         for index, event in enumerate(events, start=1):
             shown = self._in_flight.deliver(event)
-            if shown is not None:  # else it was aborted here while the event was on its way
+            if shown is not None:  # otherwise the request was aborted here while the event was in transit
                 stream = self._streams[event.request_id]
                 stream.put(shown)
                 if stream.is_over:

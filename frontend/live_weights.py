@@ -1,6 +1,7 @@
-"""`LiveWeights`: pauses, sleep and updates of the weights of all engines of a client.
+"""`LiveWeights`: pauses, sleep and weight updates of all engines of a client.
 
-Several engines change together: none of them computes until all have the new weights, or the caller knows which do not.
+Several engines change together. None of them computes until all have the new weights, or the caller has been told which
+engines did not change.
 """
 
 import asyncio
@@ -45,17 +46,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3600.0
-"""An update reads a whole checkpoint, and a pause may wait for requests to finish."""
+"""Timeout in seconds: an update reads a complete checkpoint, and a pause may wait for requests to finish."""
 
 PAUSE_MODES: tuple[PauseMode, ...] = ("abort", "wait", "keep")
 IN_FLIGHT_MODES: tuple[InFlightMode, ...] = ("recompute", "continue")
 
 Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Transfer"
-"""A checkpoint on the engine's machine, named tensors of this process, or those that rank 0 of a group broadcasts."""
+"""A checkpoint on the engine's machine, named tensors of this process, or the tensors that rank 0 of a group
+broadcasts."""
 
 
 class LiveWeights:
-    """The weights of all engines of a client.
+    """Pauses and updates all engines of a client.
 
     Args:
         engines: of the client.
@@ -66,7 +68,7 @@ class LiveWeights:
         self._changing = asyncio.Lock()
 
     async def status(self) -> dict[int, WeightsStatus]:
-        """Return the state of each engine, by index."""
+        """Return, by engine index, the version of the engine's weights and whether it is paused or asleep."""
         return await self._each(GetWeights())
 
     async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
@@ -94,11 +96,11 @@ class LiveWeights:
 
     @property
     def world_size(self) -> int:
-        """The number of workers of all engines."""
+        """Number of workers of all engines together."""
         return sum(self._ranks().values())
 
     def _ranks(self) -> dict[int, int]:
-        """Return the number of workers of each engine."""
+        """Return the number of workers of each engine, by index."""
         facts = {index: self._engines[index].link.facts for index in self._indices}
         return {
             index: msgspec.msgpack.decode(one.config, type=ResolvedConfig).world_size for index, one in facts.items()
@@ -147,7 +149,7 @@ class LiveWeights:
         return [engine.index for engine in self._engines.all if not engine.link.failure]
 
     async def _update_all(self, calls: Mapping[int, UpdateWeights]) -> int:
-        """Update all engines. None of several changes if one refuses, and none computes until all have changed."""
+        """Update all engines. If one refuses, none changes; none computes until all have changed."""
         async with self._held(calls):
             if len(calls) > 1:
                 await self._each({index: msgspec.structs.replace(call, is_check=True) for index, call in calls.items()})
@@ -156,7 +158,7 @@ class LiveWeights:
 
     @contextlib.asynccontextmanager
     async def _held(self, indices: Collection[int]) -> AsyncIterator[None]:
-        """Several engines: hold their steps back. One does so by itself."""
+        """Hold back the steps of several engines. A single engine does that itself."""
         held = indices if len(indices) > 1 else []
         try:
             await self._each(HoldSteps(), held)
@@ -168,14 +170,14 @@ class LiveWeights:
     async def _each(
         self, call: WeightsCall | Mapping[int, WeightsCall], indices: Iterable[int] | None = None
     ) -> dict[int, WeightsStatus]:
-        """Make a call to engines, all at once, and return their answers.
+        """Make a call to engines, concurrently, and return their replies by index.
 
         Args:
-            call: for all, or for each.
-            indices: of the engines; None: all that have not failed for good.
+            call: one call for all engines, or one per index.
+            indices: of the engines. `None`: all that have not failed for good.
 
         Raises:
-            RequestFailedError: it failed in some; the message says in which, and in which not.
+            RequestFailedError: the call failed in some engines; the message says in which it failed and succeeded.
         """
         calls = (
             call if isinstance(call, Mapping) else dict.fromkeys(self._indices if indices is None else indices, call)
@@ -203,12 +205,12 @@ class LiveWeights:
         raise RequestFailedError(f"{faults}{done}")
 
     def _upload_folders(self, name: str) -> dict[int, Path]:
-        """Return where each engine reads what this process writes."""
+        """Return, by engine index, the folder in shared memory where the engine reads uploaded weights."""
         return {index: _folder_of(self._engines[index].link.facts) / name for index in self._indices}
 
 
 def _upload(weights: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]", folders: Sequence[Path]) -> None:
-    """Write tensors to memory that engines share with this process."""
+    """Write tensors to memory that the engines share with this process."""
     tensors: Tensors = weights.items() if isinstance(weights, Mapping) else weights
     write_weights(folders[0], tensors)
     for other in folders[1:]:

@@ -1,4 +1,4 @@
-"""The progress bar of a start: the share of the weights that was read. Only on terminals."""
+"""The progress bar of a start: how much of the weights has been read. Shown on terminals only."""
 
 import sys
 from types import TracebackType
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class LoadBar:
-    """Draws what an engine reports while it starts. With several engines, it shows the one that is ahead."""
+    """Draws the progress that engines report while they start. With several engines, it shows the most advanced one."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -24,14 +24,14 @@ class LoadBar:
         self._close()
 
     def __call__(self, phase: str, fraction: float | None) -> None:
-        """Show the progress of a phase, 0 to 1; None: the phase has just begun, and the bar of the last one ends."""
+        """Show the progress of a phase, from 0 to 1. `None`: the phase has just begun, and the previous bar ends."""
         if not self._is_visible:
             return
         if fraction is None:
             self._close()
             return
         if self._bar is None:
-            from tqdm import tqdm  # imported here: most servers have no terminal, and need no bar
+            from tqdm import tqdm  # imported here: most servers have no terminal and need no bar
 
             self._bar = tqdm(total=100, desc=phase, unit="%", bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}")
         self._bar.update(max(0.0, 100 * fraction - self._bar.n))

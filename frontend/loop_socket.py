@@ -1,7 +1,7 @@
 """A zmq socket on an event loop: messages arrive as callbacks, and sending never waits.
 
-It moves frames and nothing else. zmq's own asyncio sockets create several futures per message, which costs more than
-everything else about a short message.
+It only moves frames. zmq's own asyncio sockets create several futures per message, which costs more than all other work
+on a short message.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from octavo.protocol.channel import receive_message, send_message
 from octavo.protocol.codec import Frame
 
 MAX_RECEIVED_AT_ONCE = 32
-"""Messages, or slices of long ones, handled before other callbacks run."""
+"""Number of messages, or slices of long ones, handled before other callbacks run."""
 
 MAX_SENT_AT_ONCE = 256
-"""Messages sent before other callbacks run: about a millisecond."""
+"""Number of messages sent before other callbacks run: about a millisecond of work."""
 
 Slices: TypeAlias = Iterator[None]
-"""The rest of the work on a long message: each step of the iterator does a small part of it."""
+"""The remaining work on a long message: each step of the iterator does a small part of it."""
 
 _END = object()
 
 
 class LoopSocket:
-    """Takes ownership of a connected socket. Call its methods only on the loop that is running when it is created.
+    """Takes ownership of a connected socket. Create it and call its methods on the same running event loop.
 
     Args:
-        socket: may have messages waiting already.
-        on_message: called with the frames of each message; may return work that is done before the next message.
-        on_error: called when `on_message` or its work raises, before the error goes to the loop's handler.
+        socket: may already have received messages.
+        on_message: called with the frames of each message. May return work, which is done before the next message.
+        on_error: called when `on_message` or its work raises, before the loop's exception handler.
     """
 
     def __init__(
@@ -49,25 +49,27 @@ class LoopSocket:
         self._drained: asyncio.Future[None] | None = None
         self._slices: Slices | None = None
         self.is_behind = False
-        """True while received messages may wait to be handled."""
+        """Whether received messages may be waiting to be handled."""
         self._next_turn: asyncio.Handle | None = None
         self._fd = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
         self._schedule()
 
     def send(self, frames: list[Frame]) -> None:
-        """Send a message in the next iteration of the event loop, together with all others of this one."""
+        """Send a message in the next iteration of the event loop, together with all others sent in this one."""
         self._outbox.append(frames)
         self._schedule()
 
     async def drain(self) -> None:
-        """Wait until zmq has taken everything."""
+        """Wait until zmq has accepted all messages."""
         if self._outbox:
             self._drained = self._drained or self._loop.create_future()
             await asyncio.shield(self._drained)
 
     def close(self, linger_ms: int | None = None) -> None:
-        """Stop listening and close the socket, if its context has not done so; what zmq has taken still leaves."""
+        """Stop listening and close the socket, unless its context has. Messages that zmq has accepted are still
+        sent.
+        """
         self.is_behind = False
         self._loop.remove_reader(self._fd)
         if self._next_turn:
@@ -80,10 +82,10 @@ class LoopSocket:
             self._next_turn = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Send and receive as much as can be, up to the limits for one iteration of the loop.
+        """Send and receive as much as possible, up to the limits for one iteration of the loop.
 
-        zmq's descriptor becomes readable once for a change, and any call may consume that event. So a
-        caller that is woken checks everything.
+        zmq's descriptor becomes readable once per change, and any zmq call may consume that event. So every wake-up
+        checks for both directions.
         """
         if self._next_turn:
             self._next_turn.cancel()
@@ -107,7 +109,7 @@ class LoopSocket:
             self._drained = None
 
     def _receive_some(self) -> bool:
-        """Hand messages on; False when there may be more."""
+        """Handle received messages. Return `False` if there may be more."""
         for _ in range(MAX_RECEIVED_AT_ONCE):
             frames: list[Frame] = []
             if self._slices is None:
@@ -119,7 +121,7 @@ class LoopSocket:
                 self._handle(frames)
             except Exception as error:
                 self._slices = None
-                self._schedule()  # further messages may wait
+                self._schedule()  # further messages may be waiting
                 self._on_error(error)
                 raise
             if self._socket.closed:
@@ -127,13 +129,13 @@ class LoopSocket:
         return False
 
     def _handle(self, frames: list[Frame]) -> None:
-        """Go on with the message that is being handled, or begin with the next one."""
+        """Continue with the message that is being handled, or begin with the next one."""
         if self._slices is None:
             self._slices = self._on_message(frames)
         elif next(self._slices, _END) is _END:
             self._slices = None
 
     def _can_go_on(self) -> bool:
-        """Tell whether there is room for the outbox, or a message that came meanwhile: asking swallows its sign."""
+        """Return whether the outbox can be sent or a message has arrived. Asking consumes the descriptor's event."""
         events: Any = self._socket.getsockopt(zmq.EVENTS)
         return bool(events & (zmq.POLLOUT | zmq.POLLIN))

@@ -1,4 +1,4 @@
-"""`run_node`: a further machine of an engine (`octavo serve --node-rank K`), which runs workers and nothing else."""
+"""`run_node`: a further machine of an engine (`octavo serve --node-rank K`), which runs only workers."""
 
 import logging
 import socket
@@ -17,16 +17,16 @@ STOP_TIMEOUT_S = 5.0
 
 
 def run_node(config: ResolvedConfig, node_rank: int) -> None:
-    """Run the workers of this machine until the engine ends.
+    """Run this machine's workers.
 
-    Blocks until: then.
+    Blocks until: the engine has ended.
 
     Args:
-        config: of the engine, as this machine reads it: the paths of the model may be others here.
+        config: of the engine, as read on this machine, where the paths of the model may differ.
         node_rank: number of this machine.
 
     Raises:
-        ConfigError: the address needs keys, or they cannot be read.
+        ConfigError: the address needs keys, or the keys cannot be read.
         StartupError: no engine answers, at the start or after the connection was lost.
     """
     address = f"tcp://{config.master_addr}:{config.master_port}"

@@ -14,52 +14,52 @@ class Logprob:
 
     logprob: float
     rank: int | None = None
-    """From 1, in the model's unmodified distribution; None when it was not computed."""
+    """Rank among all tokens, from 1, in the model's unmodified distribution. `None` if it was not computed."""
     decoded_token: str | None = None
 
 
 PositionLogprobs: TypeAlias = dict[int, Logprob]
-"""Token id to logprob: the token itself first, then the alternatives by falling logprob, or the requested ones."""
+"""Token id to logprob: first the token itself, then the alternatives by decreasing logprob, or the requested tokens."""
 
 
 class WeightRange(NamedTuple):
-    """Tokens that were drawn under one version of the weights."""
+    """A range of tokens that were drawn with one version of the weights."""
 
     start: int
-    """Index of the first of them among all tokens of the sequence."""
+    """Index of the first token of the range among all tokens of the sequence."""
     end: int
-    """Index after the last of them."""
+    """Index after the last token of the range."""
     version: int
-    """0: the weights that the engine was started with; each update adds one."""
+    """Version of the weights. 0: the weights that the engine started with; each update adds one."""
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated sequence, or its new part."""
+    """One generated sequence, or its new part if outputs are deltas."""
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    """Sum over the whole sequence so far; None unless logprobs or `best_of` were requested."""
+    """Sum of the logprobs of the sequence so far. `None` unless logprobs or `best_of` were requested."""
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """"stop", "length", "repetition", "abort" or "error"; None while it runs."""
+    """"stop", "length", "repetition", "abort" or "error". `None` while the sequence is running."""
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it, or "repetition_detected"; None for EOS."""
+    """The stop token id or stop string that ended the sequence, or "repetition_detected". `None` for EOS."""
     weight_versions: list[WeightRange] = field(default_factory=list)
-    """Which weights drew the tokens."""
+    """Which version of the weights drew which tokens."""
 
     @property
     def finished(self) -> bool:
-        """True when this sequence has ended."""
+        """Whether the sequence has ended."""
         return self.finish_reason is not None
 
     def require_whole(self) -> None:
-        """Refuse a sequence that the server has ended, for answers whose fields would pass it off as complete.
+        """Raise if the server has aborted the sequence, for responses that would present it as complete.
 
         Raises:
-            OverloadedError: it has finish reason "abort".
+            OverloadedError: the finish reason is "abort".
         """
         if self.finish_reason == str(FinishReason.ABORT):
             raise OverloadedError("the server ended before the answer was complete; send it again")
@@ -72,21 +72,22 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    """0 at each position of prompt embeddings."""
+    """Token ids of the prompt; 0 at each position of prompt embeddings."""
     outputs: list[CompletionOutput]
     finished: bool
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     num_preemptions: int = 0
     num_discarded_tokens: int = 0
-    """Tokens of the `best_of` sequences that are not among the outputs; set when `finished`."""
+    """Number of tokens of the `best_of` sequences that are not returned. Set when `finished`."""
     timings: list[RequestTimings] = field(default_factory=list)
-    """One per generated sequence; set when `finished`."""
+    """One entry per generated sequence. Set when `finished`."""
     kv_transfer_params: dict[str, Any] | None = None
-    """With these another engine continues from the KV blocks that the request has left for it; set when `finished`."""
+    """What another engine needs to continue from the KV blocks of this request. Set when `finished`."""
     prompt_token_id_logprobs: list[list[float]] | None = None
-    """A row for each of `prompt_logprob_token_ids`, as long as the longest; minus infinity for padding."""
+    """One row for each entry of `prompt_logprob_token_ids`, all of the length of the longest; padding is minus
+    infinity."""
 
 
 @dataclass(slots=True)
@@ -94,30 +95,30 @@ class BeamSearchSequence:
     """One sequence found by a beam search."""
 
     tokens: list[int]
-    """Token ids of the prompt and of the found sequence."""
+    """Token ids of the prompt followed by those of the found sequence."""
     logprobs: list[PositionLogprobs]
-    """One entry for each found token."""
+    """One entry for each token of the found sequence."""
     cum_logprob: float
-    """Sum over the found tokens."""
+    """Sum of the logprobs of the found tokens."""
     text: str
-    """Text of the prompt and of the found sequence."""
+    """Text of the prompt followed by that of the found sequence."""
     finish_reason: str | None
     stop_reason: int | str | None = None
 
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    """One prompt's sequences, best first."""
+    """The sequences found for one prompt, best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 def as_beam_search_output(output: RequestOutput, prompt: str) -> BeamSearchOutput:
-    """Return the form of `LLM.beam_search`.
+    """Convert an output to the form that `LLM.beam_search` returns.
 
     Args:
         output: of a search with logprobs.
-        prompt: its text.
+        prompt: text of the prompt.
     """
     return BeamSearchOutput(
         [

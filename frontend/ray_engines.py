@@ -1,8 +1,8 @@
 """`RayEngines`: engines as actors on the nodes of a Ray cluster (`--data-parallel-backend ray`).
 
-An actor owns an engine as any application does: it starts the core and restarts it. The server joins the engines by
-tcp with keys. Requests do not pass through Ray. When a node is gone, the other engines continue its requests, Ray
-starts the actor again elsewhere, and the server follows it to its new address.
+An actor owns an engine like any other application: it starts the core and restarts it. The server joins the engines by
+tcp with keys; requests do not pass through Ray. When a node is lost, the other engines continue its requests, Ray
+restarts the actor elsewhere, and the server follows it to its new address.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from octavo.protocol.ray_cluster import connect_to_ray, node_name
 logger = logging.getLogger(__name__)
 
 RECONNECT_TIMEOUT_S = 1800.0
-"""How long requests without another engine wait until Ray has found a node."""
+"""Seconds that requests wait, if there is no other engine, until Ray has found a node."""
 CONNECT_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _RETRY_S = 1.0
@@ -36,7 +36,7 @@ _POLL_S = 1.0
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What came of the start of an engine."""
+    """Result of an attempt to start an engine."""
 
     address: str = ""
     node: str = ""
@@ -83,7 +83,7 @@ class RayEngines:
         """Start the engines and join them.
 
         Raises:
-            StartupError: one of them does not start; holds the root cause.
+            StartupError: an engine could not start. The error names the root cause.
         """
         logger.info("starting %d engines on the nodes of a Ray cluster", len(self._actors))
         started = await asyncio.gather(*(self._start(actor) for actor in self._actors))
@@ -124,7 +124,7 @@ class RayEngines:
         return msgspec.msgpack.decode(encoded, type=Started)
 
     async def _keep(self, index: int, actor: Any, link: CoreLink) -> None:
-        """Start an engine again whenever it is gone, and follow it to its node."""
+        """Restart an engine whenever it is gone, and follow it to its new node."""
         errors = self._ray.exceptions.RayError
         while True:
             try:
@@ -147,15 +147,16 @@ class RayEngines:
 
 
 class EngineActor:
-    """Runs on a node of the cluster, in a process of Ray, and owns an engine there."""
+    """Owns an engine on a node of the cluster, in a Ray process."""
 
     def __init__(self) -> None:
         self._client: AsyncClient | None = None
         self._address = ""
-        self._directory = RunDir(Env.read().runtime_dir)  # swept by later engines if this process is killed
+        # If this process is killed, later engines delete the directory.
+        self._directory = RunDir(Env.read().runtime_dir)
 
     async def start(self, encoded: bytes, secret: bytes) -> bytes:
-        """Start the engine, unless it runs; returns a `Started`."""
+        """Start the engine, unless it runs; return an encoded `Started`."""
         if self._client and self._client.failure:
             await self._client.close()
             self._client = None
@@ -173,19 +174,19 @@ class EngineActor:
         return msgspec.msgpack.encode(Started(address=self._address, node=node_name()))
 
     async def wait(self) -> str:
-        """Wait until the engine is gone for good, and return why."""
+        """Wait until the engine is gone for good, and return the cause."""
         while self._client and not self._client.failure:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         return str(self._client.failure) if self._client else "it was not started"
 
     async def stop(self) -> None:
-        """Stop the engine; requests have ended."""
+        """Stop the engine; its requests must have ended."""
         if self._client:
             await self._client.close()
         self._directory.remove()
 
     def _write_keys(self, secret: bytes) -> RemoteConfig:
-        """Write the keys for the engine's files, readable by this user only."""
+        """Write the keys to files of the engine that only this user can read."""
         keys = GroupKeys(secret)
         directory = self._directory.path
         secret_file, client_file = directory / "engine.key_secret", directory / "client.key"
@@ -196,7 +197,7 @@ class EngineActor:
 
 
 def _bundle(config: EngineConfig, *, has_gpus: bool) -> dict[str, float]:
-    """Return what an engine needs of a node."""
+    """Return the Ray resources of an engine's actor."""
     parallel = config.parallel
     if parallel.distributed_executor_backend == "ray":
         return {"CPU": 1.0}  # its workers have bundles of their own

@@ -1,4 +1,4 @@
-"""`RequestStream`: a queue of one request's events, from the link to the consumer."""
+"""`RequestStream`: the queue of one request's events, from the link to the consumer."""
 
 from collections.abc import Callable
 
@@ -22,9 +22,9 @@ class RequestStream:
     def __init__(self, request_id: RequestId, arrived: WakeEvent, engine: int = 0) -> None:
         self.request_id = request_id
         self.engine = engine
-        """Index of the engine that has the request now, or had it at its end."""
+        """Index of the engine that has the request now, or had it when it ended."""
         self.is_over = False
-        """True once the `Finished`, or the failure, has arrived."""
+        """Whether the `Finished` event, or the failure, has arrived."""
         self._events: list[Tokens | Finished] = []
         self._error: OctavoError | None = None
         self._arrived = arrived

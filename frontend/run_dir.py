@@ -1,8 +1,8 @@
-"""The private directory of one engine: its sockets and its pulse file.
+"""The private directory of one engine, with its sockets and its pulse file.
 
-A directory is never reused, so a dead engine's sockets cannot prevent the next start. The next engine
-removes the directories of killed ones. A lock on a file inside shows that the owner is alive: the
-kernel releases it when the process ends.
+A directory is never reused, so a dead engine's sockets cannot prevent the next start. The next engine removes the
+directories of killed engines. A lock on a file inside shows that the owner is alive: the kernel releases the lock when
+the process ends.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ class RunDir:
     def __init__(self, parent: Path) -> None:
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # Locked before it gets the name that `sweep` looks for: a concurrent sweep must not find it unlocked.
+        # Lock before giving it the name that `sweep` looks for: a concurrent sweep must not find it unlocked.
         unnamed = self.path / "new"
         self._lock_fd = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         unnamed.rename(self.path / _LOCK)
 
     def remove(self) -> None:
-        """Delete the directory; does nothing the second time."""
+        """Delete the directory. Idempotent."""
         if self._lock_fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock_fd)

@@ -1,4 +1,4 @@
-"""Spawns the core process before the parent's heavy imports, so that both import in parallel.
+"""Spawns the core process before the parent's heavy imports, so that both processes import in parallel.
 
 `launch.py` waits for the core to become ready.
 """
@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 
 END_TIMEOUT_S = 1.0
-"""Time that a core gets to stop its workers when its start is given up."""
+"""Seconds that a core gets to stop its workers when its start is abandoned."""
 
 MAX_WAITING_ENGINES = 256
-"""Connections to a core that is starting: one of each engine, and those that engines have given up meanwhile."""
+"""Listen backlog at a starting core: one connection per engine, and connections that engines have abandoned
+meanwhile."""
 
 
 class SpawnedEngine:
@@ -58,33 +59,35 @@ class SpawnedEngine:
     ) -> None:
         is_remote = address is not None and address.startswith("tcp://")
         self.config = config
-        # Local processes use the ipc address even if others join by tcp: they need no keys.
+        # Local processes use the ipc address, which needs no keys, even if other machines join by tcp.
         self.address = f"ipc://{run_dir.path}/core" if is_remote or address is None else address
         self.remote_address = address if is_remote and address else ""
         self.timeline = timeline
         self._run_dir = run_dir
         self._weights_dir = RunDir(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None
-        """For weights that clients send. A core that takes over finds them there."""
+        """Directory for weights that clients send. A new core of this engine finds them there."""
         self._epoch = time.time_ns()
-        """The epoch of a core is this plus its life number. A life is one run of a core process."""
+        """The epoch of a core is this number plus the core's life number. A life is one run of a core process."""
         self._num_lives = 0
         self._current_life = 1
         self._ready_life = 0
-        """The latest life that became ready; 0: none."""
+        """The latest life that became ready. 0: none."""
         self._oldest_life = 1
         """The oldest life whose directory still exists."""
         self.has_heir = False
-        """Whether applications that lose the core find another engine at its address."""
+        """Whether another engine has taken over the addresses (`hand_over_addresses`)."""
         self._inherited_paths: list[Path] = []
-        """Where applications find this engine instead of those that it has replaced."""
+        """Addresses, as paths, of the engines that this one has replaced; they lead to this engine."""
         self._inherited_dirs: list[RunDir] = []
-        """Of these engines."""
+        """Directories of the replaced engines."""
         self._facts: list[DeviceFacts] = []
-        """Measured by the workers of this configuration. Later cores reuse it and get a cache of the same size."""
+        """Measured by the workers of this configuration. Later cores reuse the facts and so get a cache of the
+        same size."""
         self.lock_step_path = lock_step_path
-        """Where engines that divide the experts find the first of them; "": they do not."""
+        """Socket of the first of the engines that divide the experts, where the others meet it. Empty if they do
+        not."""
         self._lock_step: socket.socket | None = None
-        """It outlives the core, so the others wait there for the next one."""
+        """Listening socket that outlives the core, so that the other engines can wait there for the next core."""
         if config.is_lock_step and not lock_step_path:
             self.lock_step_path = f"{run_dir.path}/lock-step"
             self._lock_step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,7 +107,7 @@ class SpawnedEngine:
         """Record that the current core is ready, and remove the directories of earlier lives.
 
         Args:
-            facts: measured by its workers.
+            facts: measured by the core's workers.
         """
         self._facts = facts
         self._ready_life = self._current_life
@@ -113,7 +116,7 @@ class SpawnedEngine:
         self._oldest_life = self._current_life
 
     def read_pulse(self) -> Pulse | None:
-        """Return the pulse of the latest core that became ready, also after its death; None: there is none."""
+        """Return the pulse of the latest core that became ready, even after its death. `None` if there is none."""
         try:
             reader = PulseReader(self._life_dir(self._ready_life) / "pulse")
         except FileNotFoundError:
@@ -141,13 +144,13 @@ class SpawnedEngine:
     def spawn_successor(self, config: ResolvedConfig) -> Child:
         """Start a core with another configuration, at its own address, while the current one runs.
 
-        The caller passes it to `hand_over` or stops it.
+        The caller must pass the result to `hand_over` or stop it.
         """
         address = f"ipc://{self._life_dir(self._num_lives + 1)}/core"
         return self._spawn(config, address, replaced_epoch=self._epoch + self._current_life)
 
     def redirect(self) -> None:
-        """Point the engine's address atomically at the latest spawned core, which is ready.
+        """Atomically point the engine's address to the latest spawned core, which is ready.
 
         Raises:
             OSError: the symlink could not be replaced; the address is unchanged.
@@ -157,9 +160,10 @@ class SpawnedEngine:
         _point(path, self._life_dir(self._num_lives) / "core")
 
     def hand_over_addresses(self, heir: "SpawnedEngine") -> None:
-        """Point all addresses of this engine at another one: applications that lose its core find the heir there.
+        """Point all addresses of this engine at another one, where applications reconnect after they lost this core.
 
-        The heir removes them in the end, with our directory. A core that is started here later has another address.
+        The heir removes the addresses in the end, along with our directory. A core that is started here later gets
+        another address.
 
         Raises:
             OSError: a symlink could not be replaced.
@@ -186,9 +190,9 @@ class SpawnedEngine:
         self.note_ready(facts)
 
     def end(self) -> None:
-        """Stop the core if it still runs and remove its files. Safe to call twice.
+        """Stop the core if it still runs, and remove its files. Idempotent.
 
-        It gets a moment to end its own processes; those that it leaves behind are killed by the kernel.
+        The core gets a moment to stop its own processes; the kernel kills those that remain.
         """
         _end_child(self.child, END_TIMEOUT_S)
         if self._weights_dir:
@@ -219,7 +223,7 @@ class SpawnedEngine:
         predecessor_end: str = "",
     ) -> Child:
         self._num_lives += 1
-        # One directory per life, so that files of an earlier core cannot collide with it.
+        # One directory per life, so that files of an earlier core cannot conflict.
         life_dir = self._life_dir(self._num_lives)
         life_dir.mkdir(mode=0o700)
         if config.record_steps and self._num_lives > 1:  # do not overwrite the recording of an earlier life
@@ -250,7 +254,7 @@ class SpawnedEngine:
 
 
 def _point(path: Path, target: Path) -> None:
-    """Make a path a symlink to another, atomically."""
+    """Atomically make a path a symlink to another."""
     pointer = path.with_name(path.name + ".new")
     pointer.unlink(missing_ok=True)
     pointer.symlink_to(target)
@@ -265,13 +269,13 @@ def remove_socket(path: Path) -> None:
 
 def _end_child(child: Child, timeout_s: float = 0.0) -> None:
     if child.fileno() >= 0:
-        if not timeout_s:  # it must not begin to drain, and tell its clients so
+        if not timeout_s:  # the core must not begin to drain and notify its clients
             child.kill()
         child.stop(timeout_s)
 
 
 def read_config(config: EngineConfig, timeline: Timeline | None = None) -> ResolvedConfig:
-    """Resolve the user's settings against the model's files; `timeline` gets what that takes.
+    """Resolve the user's settings against the model's files; `timeline` records the duration.
 
     Blocks until: a download or conversion, if needed, has finished.
 
@@ -295,7 +299,7 @@ def read_config(config: EngineConfig, timeline: Timeline | None = None) -> Resol
 
 
 def configs_of_engines(config: ResolvedConfig) -> list[ResolvedConfig]:
-    """Return the configuration of each of the engines that share the requests."""
+    """Return one configuration per engine; the engines share the requests."""
     return [config_of_engine(config, index) for index in range(config.data_parallel_size)]
 
 
@@ -303,9 +307,9 @@ def config_of_engine(config: ResolvedConfig, index: int, place: int | None = Non
     """Return the configuration of one of several engines.
 
     Args:
-        config: of all of them.
+        config: of all engines.
         index: of the engine.
-        place: which GPUs and cores it takes; None: those of its index.
+        place: number that determines its GPUs and cores. `None`: the same as `index`.
     """
     record_steps = config.record_steps
     if record_steps and index:  # each core writes a recording of its own
@@ -315,12 +319,12 @@ def config_of_engine(config: ResolvedConfig, index: int, place: int | None = Non
 
 
 def addresses_of_engines(address: str, num_engines: int) -> list[str]:
-    """Return where applications join each of several engines: the first at `address`, the others beside it.
+    """Return the addresses at which applications join several engines, derived from the first engine's address.
 
     `tcp://host:5555` is followed by `tcp://host:5556`, `ipc:///run/engine` by `ipc:///run/engine.1`.
 
     Raises:
-        ConfigError: the address has no port to count on from.
+        ConfigError: a tcp address names no port.
     """
     if not address.startswith("tcp://"):
         return [f"{address}.{index}" if index else address for index in range(num_engines)]
@@ -360,14 +364,15 @@ def spawn_engine(
     """Start a core process. It is killed when the calling thread ends.
 
     Args:
-        config: the configuration of the core.
+        config: of the core.
         timeline: receives the phases of the start.
-        address: `ipc://` or `tcp://` address for further applications; None: inside the private directory.
-        lock_step_path: of the first of the engines that divide the experts; "": they do not, or this is the first.
+        address: `ipc://` or `tcp://` address for other applications. `None`: inside the private directory.
+        lock_step_path: socket of the first of the engines that divide the experts. Empty: they do not, or this is the
+            first one.
 
     Raises:
-        ConfigError: the address is reachable from other machines and there are no keys, the keys cannot be read, or
-            a logits processor was passed as code.
+        ConfigError: the address is reachable from other machines and there are no keys; the keys cannot be read; or a
+            logits processor was passed as code.
     """
     if address and address.startswith("tcp://"):
         check_remote(address, config.remote.engine_secret_key_file is not None)

@@ -1,4 +1,4 @@
-"""`StallWatch`: logs the stacks of all processes once for each stall of an engine. Repairs nothing."""
+"""`StallWatch`: logs the stacks of all processes once for each stall of an engine. It repairs nothing."""
 
 import asyncio
 import logging
@@ -11,25 +11,25 @@ from octavo.protocol.stacks import ProcessInfo, process_tree
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Interval of health checks, which send no message."""
+"""Seconds between health checks, which send no message."""
 
 DUMP_TIME_S = 0.2
-"""Time for a process to write its stacks before the next one does, so that they do not mix."""
+"""Seconds that a process gets to write its stacks before the next process starts, so that they do not mix."""
 
 
 class StallWatch:
-    """Watches the health of engines whose processes are below this one.
+    """Watches the health of engines whose processes are descendants of this one.
 
     Args:
-        health: of each engine, by its index.
-        prefix: of each line in the log.
+        health: returns the health of each engine, by index.
+        prefix: starts each line in the log.
     """
 
     def __init__(self, health: Callable[[], Mapping[int, Health]], prefix: str = "") -> None:
         self._prefix = prefix
         self._health = health
         self._reported: set[int] = set()
-        """Engines whose current stall is in the log."""
+        """Indices of engines whose current stall has been logged."""
 
     async def run(self) -> None:
         """Watch until cancelled."""

@@ -1,4 +1,4 @@
-"""`Starting`: a client that is starting, to be awaited or entered. Knows nothing about the client."""
+"""`Starting`: a client that is starting, to be awaited or entered. It works with any kind of client."""
 
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""`Timeline`: what the start of an engine took, for its log."""
+"""`Timeline`: the durations of an engine's start-up phases, for its log."""
 
 import time
 

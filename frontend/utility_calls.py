@@ -1,4 +1,4 @@
-"""`UtilityCalls`: utility calls that the engine has not answered. It has no socket."""
+"""`UtilityCalls`: utility calls that the engine has not answered yet. It has no socket."""
 
 import asyncio
 import itertools
@@ -26,29 +26,29 @@ class UtilityCalls:
         return next(self._ids)
 
     def add(self, call: Call) -> Answer:
-        """Add a call; return the future of its answer. Call `remove` in the end."""
+        """Add a call; return the future of its reply. The caller must call `remove` in the end."""
         answer: Answer = asyncio.get_running_loop().create_future()
         self._calls[call.call_id] = call.utility, answer
         return answer
 
     def remove(self, call: Call) -> None:
-        """Forget a call: nobody waits for its answer any more."""
+        """Forget a call: its caller no longer waits for the reply."""
         self._calls.pop(call.call_id, None)
 
     def reply(self, reply: Reply) -> None:
-        """Hand a reply to its caller, who may have left."""
+        """Hand a reply to its caller, unless the call was removed."""
         _, answer = self._calls.get(reply.call_id, (None, None))
         if answer and not answer.done():
             answer.set_result(reply.result)
 
     def lose_core(self, cause: str) -> None:
-        """End the calls that make no sense to another core."""
+        """Fail the calls that cannot be repeated on another core."""
         for utility, answer in self._calls.values():
             if isinstance(utility, ProfileCall) and not answer.done():
                 answer.set_result(CallFailed(f"the engine died meanwhile: {cause}"))
 
     def unanswered(self) -> list[Call]:
-        """Return the calls that another core must be asked again."""
+        """Return the calls to repeat on another core."""
         return [Call(call_id, utility) for call_id, (utility, answer) in self._calls.items() if not answer.done()]
 
     def fail(self, error: EngineDeadError) -> None:
@@ -56,4 +56,4 @@ class UtilityCalls:
         for _, answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # possibly no caller waits for it, which is not an error
+                answer.exception()  # maybe no caller waits for it, which is not an error

@@ -1,4 +1,4 @@
-"""vLLM's environment variables: those that are settings here, and one line of the log that names the others."""
+"""vLLM's environment variables: applies those that are settings in octavo, and logs the names of the others."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 class _Variable(NamedTuple):
     branch: str
-    """Of the engine's settings; "server" for the HTTP side."""
+    """Section of the engine's settings, or "server" for the server's settings."""
     setting: str
     parse: Callable[[str], Any]
 
@@ -29,7 +29,7 @@ _SETTINGS = {
     "VLLM_MAX_N_SEQUENCES": _Variable("server", "max_n_sequences", int),
     "VLLM_MAX_STOP_STRINGS": _Variable("server", "max_stop_strings", int),
 }
-"""Variables that stand for a setting which has its default."""
+"""Variables that set a setting which still has its default."""
 
 _READ_BY_ENV = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
@@ -41,22 +41,22 @@ _READ_BY_ENV = {
 }
 
 _TRUE_HERE = {"VLLM_BATCH_INVARIANT", "VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS"}
-"""What they ask for is always so: requests do not depend on their batch, and octavo reports no usage."""
+"""Always true in octavo: results do not depend on the batch, and octavo reports no usage."""
 
 KNOWN = frozenset(_SETTINGS) | _READ_BY_ENV | _TRUE_HERE
-"""Variables with a meaning here."""
+"""Variables that octavo honors."""
 
 
 def engine_with_variables(config: EngineConfig, env: Env, device: str) -> EngineConfig:
-    """Return the engine's settings with those that vLLM's variables give. Logs other variables of vLLM once.
+    """Return the engine's settings with the values of vLLM's variables. Logs vLLM's other variables once.
 
     Args:
-        config: of the user.
+        config: given by the user; explicit settings win over variables.
         env: of this process.
-        device: "cpu" or "cuda"; the size of the cache is read for CPUs alone, as in vLLM.
+        device: "cpu" or "cuda". As in vLLM, the variable for the size of the cache applies to CPUs only.
 
     Raises:
-        ConfigError: a variable is no number, or out of bounds.
+        ConfigError: a variable is not a number, or out of bounds.
     """
     _log_others(frozenset(env.vllm_variables))
     variables = {name: text for name, text in env.vllm_variables.items() if device == "cpu" or "_CPU_" not in name}
@@ -66,10 +66,10 @@ def engine_with_variables(config: EngineConfig, env: Env, device: str) -> Engine
 
 
 def server_with_variables(config: ServerConfig, env: Env) -> ServerConfig:
-    """Return the server's settings with those that vLLM's variables give.
+    """Return the server's settings with the values of vLLM's variables.
 
     Raises:
-        ConfigError: a variable is no number, or out of bounds.
+        ConfigError: a variable is not a number, or out of bounds.
     """
     return _with(config, "server", env.vllm_variables)
 

@@ -1,4 +1,4 @@
-"""Writes named tensors as a checkpoint into shared memory, tensor by tensor, for the engines of this machine."""
+"""Writes named tensors into shared memory as a checkpoint, shard by shard, for the engines of this machine."""
 
 import json
 import os
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 Tensors: TypeAlias = "Iterable[tuple[str, Tensor]]"
 
 SHARD_BYTES = 2**28
-"""Tensors are gathered up to this size, then written: an iterator need not have all of them at once."""
+"""Size of a shard in bytes. Tensors are gathered up to this size, so an iterator never has to hold all of them."""
 
 
 def write_weights(folder: Path, tensors: Tensors) -> None:
-    """Write tensors to safetensors files with an index. Blocks until: all are written.
+    """Write tensors to safetensors files with an index.
+
+    Blocks until: all are written.
 
     Raises:
-        InvalidRequestError: a name comes twice, something is no tensor, or the memory does not suffice.
+        InvalidRequestError: a name occurs twice, a value is not a tensor, or the memory does not suffice.
     """
     from safetensors.torch import save_file  # imports torch, which a client without weights does not need
     from torch import Tensor
@@ -51,7 +53,7 @@ def write_weights(folder: Path, tensors: Tensors) -> None:
             raise InvalidRequestError("weights must be pairs of a name and a torch tensor", "weights")
         if name in file_of or name in shard:
             raise InvalidRequestError(f"weights has {name!r} twice", "weights")
-        # On the CPU, without the storage that views share: safetensors stores neither.
+        # Clone on the CPU, without the storage that views share: safetensors writes neither device tensors nor views.
         shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         num_bytes += shard[name].nbytes
         if num_bytes >= SHARD_BYTES:
@@ -64,7 +66,7 @@ def write_weights(folder: Path, tensors: Tensors) -> None:
 
 
 def links_of(folder: Path, other: Path) -> None:
-    """Make a folder with the same files, in the same memory."""
+    """Create a folder of hard links to the same files, in the same memory."""
     other.mkdir(mode=0o700)
     for file in folder.iterdir():
         os.link(file, other / file.name)

@@ -14,18 +14,18 @@ class WeightsClient:
     async def pause_generation(
         self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Draw no more tokens until `resume_generation`; new requests wait. Requests of all clients are affected.
+        """Stop drawing tokens until `resume_generation`. Live requests of all clients are affected; new requests wait.
 
         Blocks until: no step is in flight, and the requests that `mode` ends have ended.
 
         Args:
-            mode: what happens to live requests: "abort" ends them, "wait" lets them finish, "keep" stops them where
-                they are, and they continue later.
-            wait_for_inflight_requests: the same as mode="wait"; vLLM's older name.
-            clear_cache: forget cached prefixes; requests that are kept are computed again.
+            mode: what happens to live requests. "abort": they are aborted. "wait": they run to their end. "keep": they
+                stop where they are, and continue after `resume_generation`.
+            wait_for_inflight_requests: vLLM's older name for mode="wait".
+            clear_cache: drop cached prefixes; kept requests are then computed again.
 
         Raises:
-            RequestFailedError: an engine could not; the message says which.
+            RequestFailedError: an engine could not pause; the message says which.
         """
         await self._weights.pause("wait" if wait_for_inflight_requests else mode, clear_cache=clear_cache)
 
@@ -34,24 +34,24 @@ class WeightsClient:
         await self._weights.resume()
 
     async def is_paused(self) -> bool:
-        """Return whether an engine is paused, or asleep."""
+        """Return whether any engine is paused or asleep."""
         return any(status.is_paused for status in (await self._weights.status()).values())
 
     def get_world_size(self) -> int:
-        """Return the number of workers of all engines."""
+        """Return the number of workers of all engines together."""
         return self._weights.world_size
 
     async def init_weight_transfer_engine(self, group: TransferGroup) -> None:
-        """Make all workers join a group of torch.distributed, whose rank 0 is a trainer; `WeightSender.open` does it.
+        """Make all workers join a torch.distributed group whose rank 0 is a trainer; `WeightSender.open` calls this.
 
         Blocks until: all ranks have joined.
 
         Args:
-            group: its `rank_offset` is the rank of the first worker of the first engine; the others follow.
+            group: its `rank_offset` is the rank of the first worker of the first engine; the other workers follow.
 
         Raises:
             RequestFailedError: an engine could not join; the message says why.
-            InvalidRequestError: the group has not enough ranks.
+            InvalidRequestError: the group has too few ranks.
         """
         await self._weights.join(group)
 
@@ -64,55 +64,57 @@ class WeightsClient:
         in_flight: InFlightMode = "recompute",
         is_kept: bool = True,
     ) -> int:
-        """Exchange the weights of all engines, which go on serving; see docs/weight-updates.md.
+        """Replace the weights of all engines while they serve; see docs/weight-updates.md.
 
         Blocks until: all engines compute with the new weights.
 
         Args:
-            weights: a checkpoint on the engines' machine (a folder or a file), or named tensors of this process: a
-                dict, or an iterator of pairs, which go through shared memory; or a `Transfer`, what rank 0 broadcasts.
-            label: what to call them.
-            is_partial: tensors may be missing, and stay as they are.
-            in_flight: "recompute": requests that have begun compute keys and values again, with the new weights;
-                "continue": they keep those of the old ones. Their outputs stay in both cases, and say which weights
-                drew which tokens.
-            is_kept: keep sent tensors in shared memory, so that a worker or core that dies comes back with them. False:
-                the engine then refuses requests until all weights are updated again.
+            weights: a checkpoint on the engines' machine (a folder or a file); or named tensors of this process, as a
+                dict or an iterator of pairs, which are sent through shared memory; or a `Transfer`, which rank 0
+                broadcasts.
+            label: a name for these weights, shown in their status.
+            is_partial: allow tensors to be missing; missing tensors keep their values.
+            in_flight: "recompute": running requests compute their keys and values again, with the new weights.
+                "continue": they keep the keys and values of the old weights. Tokens that were already drawn remain in
+                both cases; outputs report which weights drew which tokens.
+            is_kept: keep sent tensors in shared memory, so that a restarted worker or core loads them again. If
+                `False`, an engine whose worker or core has died rejects requests until all weights are updated again.
 
         Returns:
             The version of the new weights.
 
         Raises:
-            RequestFailedError: an engine has refused them, and still has the old ones; or it failed in the middle, and
-                rejects requests until all weights are updated. The message says which engines did not change.
-            InvalidRequestError: an argument is invalid, or shared memory does not suffice.
+            RequestFailedError: an engine refused the weights and still has the old ones; or the update failed midway,
+                and the engine rejects requests until all weights are updated. The message says which engines did not
+                change.
+            InvalidRequestError: an argument is invalid, or shared memory is too small.
         """
         return await self._weights.update(
             weights, label=label, is_partial=is_partial, in_flight=in_flight, is_kept=is_kept
         )
 
     async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
-        """Pause, and free the memory of the KV cache and of weights. Requests wait until `wake_up`.
+        """Pause, and free the memory of the KV cache and the weights. Requests wait until `wake_up`.
 
         Args:
-            level: 1: weights move to host memory (on CPUs they stay there), 2: they are dropped, and must be updated
-                after `wake_up`.
+            level: 1: weights move to host memory (on CPUs they remain in place). 2: weights are dropped, and must be
+                updated after `wake_up`.
             mode: what happens to live requests; see `pause_generation`.
         """
         await self._weights.sleep(level, mode)
 
     async def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
-        """Take memory again.
+        """Allocate the memory again that `sleep` has freed.
 
         Args:
-            tags: "weights", "kv_cache"; None: both. Requests continue once both are back.
+            tags: what to allocate: "weights", "kv_cache". `None`: both. Requests continue once both are allocated.
         """
         await self._weights.wake_up(tags)
 
     async def is_sleeping(self) -> bool:
-        """Return whether an engine lacks anything that `wake_up` brings back."""
+        """Return whether any engine still lacks its weights or its KV cache after `sleep`."""
         return any(status.asleep for status in (await self._weights.status()).values())
 
     async def weights_status(self) -> dict[int, WeightsStatus]:
-        """Return the version of the weights of each engine, by index, and whether it is paused or asleep."""
+        """Return, by engine index, the version of the engine's weights and whether it is paused or asleep."""
         return await self._weights.status()

@@ -20,16 +20,16 @@ from octavo.protocol.requests import Abort
 logger = logging.getLogger(__name__)
 
 LINGER_MS = 200
-"""How long the last messages may take to be sent after the wire was closed."""
+"""Milliseconds that the last messages may take to be sent after the wire was closed."""
 
 LAST_WORDS_S = 0.05
-"""How long the last message of a core that disappeared may still be in transit."""
+"""Seconds that the last message of a core that disappeared may still be in transit."""
 
 RECONNECT_INTERVAL_MS = 20
 """Interval at which zmq retries an address where nothing listens, so that a restarted core is found soon."""
 
 MAX_ABORTS = 1024
-"""Requests that one message aborts: thousands of clients may disconnect at once."""
+"""Number of requests that one message aborts: thousands of clients may disconnect at once."""
 
 _FAULTS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
@@ -41,12 +41,12 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAULTS)
 
 
 class Wire:
-    """A socket that connects, or keeps trying to, and a monitor for disconnects.
+    """A socket that connects, or keeps trying to, and a monitor that reports disconnects.
 
     Args:
         context: of this process.
         address: where a core listens or will listen.
-        on_event: gets every message that can be read; may return work that is done before the next message.
+        on_event: called with every decoded message. May return work, which is done before the next message.
         on_lost: called once, shortly after the core has disconnected without a message.
         on_error: called with each exception that `on_event` raises.
         keys: for an address on another machine.
@@ -65,18 +65,18 @@ class Wire:
         keys: ClientKeys | None = None,
     ) -> None:
         self.fault = ""
-        """Why the last attempt to connect failed, if the other side said so."""
-        # Local sockets need no keys: a core that ends a handshake there has died during it.
+        """Why the last connection attempt failed, if the other side reported a reason."""
+        # Local sockets need no keys: if a core ends a handshake there, it has died during the handshake.
         self._may_need_keys = not address.startswith("ipc://")
         self._codec = event_codec()
         self._requests = request_codec()
         self._aborts: list[RequestId] = []
-        """To be sent in the next iteration of the loop."""
+        """Request ids to abort in the next iteration of the loop."""
         self._malformed = LimitedLog(logger)
         self._on_event = on_event
         self._on_lost = on_lost
         self.has_met = False
-        """Whether a process accepted the connection; one that is still loading reads nothing yet."""
+        """Whether a process has accepted the connection. A core that is still loading accepts it but reads nothing."""
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -102,7 +102,7 @@ class Wire:
         self._monitor = LoopSocket(monitor, self._on_connection_event, on_error)
 
     def send(self, frames: list[Frame]) -> None:
-        """Send the frames of a message, as soon as the core is connected."""
+        """Send the frames of a message as soon as the core is connected."""
         self._socket.send(frames)
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
@@ -112,13 +112,13 @@ class Wire:
         self._aborts += request_ids
 
     async def drain(self) -> None:
-        """Wait until zmq has taken everything."""
+        """Wait until zmq has accepted all messages."""
         self._send_aborts()
         await self._socket.drain()
 
     def close(self, linger_ms: int | None = None) -> None:
-        """Disconnect; messages in zmq's queue are still sent within `linger_ms`, by default a moment."""
-        if not self._zmq_socket.closed:  # else the whole context was destroyed meanwhile
+        """Disconnect. Messages in zmq's queue are still sent within `linger_ms` (default: `LINGER_MS`)."""
+        if not self._zmq_socket.closed:  # otherwise the context was destroyed meanwhile
             self._zmq_socket.disable_monitor()
         self._monitor.close(linger_ms=0)
         self._socket.close(linger_ms)
