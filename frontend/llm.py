@@ -15,6 +15,7 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.chat_prompt import chat_prompt
 from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.load_bar import LoadBar
+from octavo.frontend.loop_thread import close_client, stop_loop
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.pooling.llm import PoolingLLM, as_prompts, one_per_prompt
@@ -30,36 +31,40 @@ from octavo.protocol.stats import EngineStats
 T = TypeVar("T")
 
 MAX_IN_FLIGHT = 1024
-"""Most sequences in flight: enough to fill every batch, few enough for the engine's queue limit."""
+"""Maximum number of sequences in flight: enough to fill every batch, and below the engine's queue limit."""
 
 
 class LLM(PoolingLLM, WeightsLLM):
-    """An engine and the thread that communicates with it. Close it, use `with`, or let it be garbage-collected.
+    """An engine, and the thread that communicates with it.
+
+    Close it with `close` or a `with` statement; a garbage-collected `LLM` is closed, too. All methods block until their
+    result is complete, and may be called from several threads.
 
     Args:
         model: directory, .gguf file or hub id.
         settings: any engine flag by name: `LLM(path, max_num_seqs=8, dtype="float32")`.
 
     Raises:
-        StartupError: the engine could not start; holds the root cause.
+        ConfigError: a setting is invalid.
+        StartupError: the engine could not start. The error names the root cause.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        # The engine lives as long as this thread: see `Child.spawn`.
+        # The engine's process is killed when this thread ends: see `Child.spawn`.
         self._thread = threading.Thread(target=self._loop.run_forever, name="octavo LLM", daemon=True)
         self._thread.start()
         self._request_counter = itertools.count()
         try:
-            # Offline batches do not stream, so throughput matters more than the time of a step.
+            # Offline batches do not stream, so throughput matters more than the latency of a step.
             batch_settings = {"step_time_target": 0.0, **settings}
             with LoadBar() as bar:
                 launched = AsyncClient.launch(model, **{"on_progress": bar, **batch_settings})
                 self.client: AsyncClient = self._run(_await(launched))
         except BaseException:
-            _stop_loop(self._loop, self._thread)
+            stop_loop(self._loop, self._thread)
             raise
-        self._finalizer = weakref.finalize(self, _close, self.client, self._loop, self._thread)
+        self._finalizer = weakref.finalize(self, close_client, self.client, self._loop, self._thread)
 
     def generate(
         self,
@@ -70,17 +75,21 @@ class LLM(PoolingLLM, WeightsLLM):
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt; outputs are in the order of the prompts.
+        """Generate text for every prompt.
 
         Args:
             prompts: one prompt or several; see `Prompt`.
-            sampling_params: for all prompts, or one per prompt; None: the model's defaults.
+            sampling_params: one for all prompts, or one per prompt. `None`: the model's defaults.
             use_tqdm: show a progress bar.
-            priority: one for all prompts or one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
-            lora_request: the LoRA adapter, for all prompts, or one per prompt; needs `enable_lora=True`.
+            priority: one for all prompts, or one per prompt. Lower values run earlier; needs
+                `scheduling_policy="priority"`.
+            lora_request: one LoRA adapter for all prompts, or one per prompt; needs `enable_lora=True`.
+
+        Returns:
+            One complete output per prompt, in the order of the prompts.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
+            InvalidRequestError: a prompt or a parameter is invalid. All requests of the call were aborted.
             RequestFailedError: the engine gave up on a request.
             EngineDeadError: the engine has died or was closed.
         """
@@ -105,23 +114,31 @@ class LLM(PoolingLLM, WeightsLLM):
         chat_template_content_format: FormatChoice = "auto",
         tools: list[dict[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered by the model's chat template.
+        """Generate the next message of one conversation or several, rendered with the model's chat template.
 
         Args:
-            messages: one conversation or several.
+            messages: one conversation (a list of messages) or a list of conversations.
             sampling_params: as for `generate`.
             use_tqdm: show a progress bar.
             lora_request: as for `generate`.
             priority: as for `generate`.
             add_generation_prompt: end each prompt with the header of an assistant message.
-            continue_final_message: continue the last message instead.
+            continue_final_message: continue the last message instead of starting a new one.
             chat_template: a file or the Jinja source, instead of the engine's template.
-            chat_template_kwargs: further variables of the template.
-            chat_template_content_format: format of a message's content; auto: detected from the template.
-            tools: functions for the prompt, in the format of the HTTP API; calls are not parsed from the text.
+            chat_template_kwargs: further variables for the template.
+            chat_template_content_format: how the template expects the content of messages: "string", "openai", or
+                "auto" to detect it from the template.
+            tools: functions that the template shows the model, in the format of the HTTP API. Tool calls are not parsed
+                from the output text.
+
+        Returns:
+            One output per conversation, in their order.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or the template rejects the messages.
+            InvalidRequestError: the model has no chat template, the template rejects the messages, or as for
+                `generate`.
+            RequestFailedError: the engine gave up on a request.
+            EngineDeadError: the engine has died or was closed.
         """
         variables = {
             "add_generation_prompt": add_generation_prompt,
@@ -157,17 +174,20 @@ class LLM(PoolingLLM, WeightsLLM):
         concurrency_limit: int | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
-        """Run a beam search for every prompt; outputs are in the order of the prompts.
+        """Run a beam search for every prompt.
 
         Args:
             prompts: one prompt or several; see `Prompt`.
             params: beam width, length limit and scoring.
             use_tqdm: show a progress bar.
-            concurrency_limit: most prompts searched concurrently. None: as many as the engine accepts.
+            concurrency_limit: maximum number of prompts searched at once. `None`: as many as the engine accepts.
             lora_request: as for `generate`.
 
+        Returns:
+            One output per prompt, in the order of the prompts; its sequences are sorted by score, best first.
+
         Raises:
-            InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
+            InvalidRequestError: a prompt or a parameter is invalid. All requests of the call were aborted.
             RequestFailedError: the engine gave up on a request.
             EngineDeadError: the engine has died or was closed.
         """
@@ -190,12 +210,15 @@ class LLM(PoolingLLM, WeightsLLM):
     ) -> list[list[float]]: ...
 
     def score_tokens(self, prompts: Any, tokens: Any, *, lora_request: Any = None) -> Any:
-        """Return the logprobs of tokens that follow a prompt, with the bits that sampling reports.
+        """Return the logprobs of given tokens after a prompt, bit-identical to the logprobs that sampling reports.
 
         Args:
             prompts: one prompt, or several.
-            tokens: those that follow the prompt; if there are several, a list for each.
+            tokens: token ids that continue the prompt; one list of ids per prompt if there are several prompts.
             lora_request: as for `generate`.
+
+        Returns:
+            One logprob per token of `tokens`; one list per prompt if there are several prompts.
 
         Raises:
             InvalidRequestError: a prompt or a token is invalid, or `--logprobs-mode` is not raw_logprobs.
@@ -215,17 +238,20 @@ class LLM(PoolingLLM, WeightsLLM):
         """Return the model's tokenizer, with `encode` and `decode`.
 
         Raises:
-            InvalidRequestError: the engine has none.
+            InvalidRequestError: the engine runs without a tokenizer.
         """
         self.client.tokenizer.require("get_tokenizer")
         return self.client.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the model's default parameters, used by requests without their own."""
+        """Return the model's default sampling parameters, which apply to requests without their own."""
         return self.client.default_params()
 
     def start_profile(self, directory: str) -> None:
-        """Start recording a torch trace in every worker.
+        """Start recording a torch profiler trace in every worker.
+
+        Args:
+            directory: where `stop_profile` writes the traces.
 
         Raises:
             RequestFailedError: the directory cannot be created or written.
@@ -233,7 +259,7 @@ class LLM(PoolingLLM, WeightsLLM):
         self._run(self.client.start_profile(str(Path(directory).resolve())))
 
     def stop_profile(self) -> None:
-        """Stop recording; each worker writes its trace into the directory."""
+        """Stop recording; each worker writes its trace into the directory given to `start_profile`."""
         self._run(self.client.stop_profile())
 
     def stats(self) -> EngineStats:
@@ -245,7 +271,7 @@ class LLM(PoolingLLM, WeightsLLM):
         return self._run(self.client.snapshot())
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; returns False while blocks are in use."""
+        """Drop all cached prefixes. Return `False`, and drop nothing, if blocks are in use."""
         return self._run(self.client.reset_prefix_cache())
 
     def close(self) -> None:
@@ -299,7 +325,7 @@ class LLM(PoolingLLM, WeightsLLM):
     async def _search_one(
         self, prompt: Prompt, params: BeamSearchParams, lora_request: LoRARequest | None
     ) -> BeamSearchOutput:
-        # vLLM returns 2 * beam_width logprobs too; `max_logprobs` limits them here.
+        # Like vLLM, return 2 * beam_width logprobs, but at most `max_logprobs`.
         allowed = self.client.config.max_logprobs
         num_logprobs = 2 * params.beam_width if allowed == -1 else min(2 * params.beam_width, allowed)
         output = await self.client.beam_search(
@@ -327,7 +353,7 @@ class LLM(PoolingLLM, WeightsLLM):
         raise AssertionError("a request ended without an output")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the engine's thread; Ctrl-C here cancels it there."""
+        """Run a coroutine on the engine's thread. Ctrl-C in the calling thread cancels it."""
         if self._loop.is_closed():
             work.close()
             raise EngineDeadError("this LLM was closed")
@@ -367,29 +393,3 @@ def _first_leaf(group: "ExceptionGroup[Exception]") -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    if threading.current_thread() is thread:
-        # The garbage collector may run on this thread, which must not wait for itself.
-        threading.Thread(target=_close, args=(client, loop, thread), name="octavo LLM close").start()
-        return
-    try:
-        asyncio.run_coroutine_threadsafe(client.close(), loop).result(timeout=30)
-    finally:
-        _stop_loop(loop, thread)
-
-
-def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    # Cancel tasks first: an interrupted start cleans up, and a caller in another thread gets its result.
-    asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(timeout=10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=5)
-    loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
