@@ -16,7 +16,7 @@ class AccessLog:
     """Appends lines to a file, which other programs may rotate: a file that was moved away is made again.
 
     Args:
-        path: of the file; "-": standard output.
+        path: the path of the file; "-": standard output.
         silent_paths: paths whose requests are not logged.
 
     Raises:
@@ -42,7 +42,7 @@ class AccessLog:
         """Append a line.
 
         Args:
-            path: of the request.
+            path: the path of the request.
             started_s: when the request came, in seconds since the epoch.
             fields: besides the time; those that are None are left out.
         """

@@ -29,7 +29,7 @@ class HttpCall:
     """Counts what its requests use, makes their spans, and becomes a line of the access log.
 
     Args:
-        scope: of the HTTP request; the call can be found in it from now on.
+        scope: the ASGI scope of the HTTP request; the call can be found in it from now on.
         tracer: makes the spans; None: nobody does.
     """
 
@@ -111,7 +111,7 @@ def may_see(scope: Scope, owner: str | None) -> bool:
     """Return whether a request may see what belongs to a tenant: tenants see their own, all others see everything.
 
     Args:
-        scope: of the request.
+        scope: the ASGI scope of the request.
         owner: the name of the tenant; None: it belongs to none.
     """
     return tenant_name(scope) in (None, owner)

@@ -43,10 +43,10 @@ class CallServices:
         """Return the services.
 
         Args:
-            config: of the server.
-            engine: of the first engine.
+            config: the configuration of the server.
+            engine: the facts of the first engine.
             usage_path: of the file in which all HTTP processes count what tenants use; None: this is the only one.
-            row: of this process.
+            row: the row of this process.
 
         Raises:
             ConfigError: the tenants file is invalid, OpenTelemetry is missing, or the log cannot be written.
@@ -77,8 +77,8 @@ def check_services(config: ServerConfig, engine: ResolvedConfig | None = None) -
     """Report invalid settings now, not after the engine has loaded.
 
     Args:
-        config: of the server.
-        engine: of the first engine; None: it is not known yet.
+        config: the configuration of the server.
+        engine: the facts of the first engine; None: it is not known yet.
 
     Raises:
         ConfigError: as `CallServices.open`.

@@ -70,7 +70,7 @@ class RequestTracer:
         Args:
             record: its figures.
             context: of `context_of`.
-            request_id: of the HTTP request.
+            request_id: the id of the HTTP request.
             model: the name of the model or the adapter that answered; None: the first one.
         """
         end_s, offset_s = time.time(), _clock_offset_s(record)

@@ -39,7 +39,7 @@ class FlagParser(CommandParser):
 
     Args:
         prog: "octavo serve".
-        description: of the command.
+        description: the description of the command.
         operand: what the command line names without a flag.
     """
 
@@ -115,7 +115,7 @@ def config_parser(prog: str, description: str, *, has_server: bool = True, opera
 
     Args:
         prog: "octavo serve".
-        description: of the command.
+        description: the description of the command.
         has_server: add the fields of the HTTP server.
         operand: what the command line names without a flag. If that is not MODEL, the command adds its argument.
     """

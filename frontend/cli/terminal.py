@@ -62,7 +62,7 @@ def client_parser(prog: str, description: str, epilog: str, *, quick: tuple[str,
 
     Args:
         prog: "octavo chat".
-        description: of the command.
+        description: the description of the command.
         epilog: printed after the flags.
         quick: metavar and help of `--quick`.
     """

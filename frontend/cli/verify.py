@@ -80,7 +80,7 @@ class Verification:
     """Answers of a file, and what came of the comparison with an engine.
 
     Args:
-        path: of the file or directory.
+        path: the path of the file or directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,7 +129,7 @@ class Verification:
         """Compare all answers with those of a running engine.
 
         Args:
-            client: of the engine.
+            client: the client of the engine.
             app: its routes.
 
         Raises:

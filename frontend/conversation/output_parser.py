@@ -81,7 +81,7 @@ class OutputStream:
     """One streamed output.
 
     Args:
-        parser: of the request.
+        parser: the parser of the request.
     """
 
     def __init__(self, parser: OutputParser) -> None:

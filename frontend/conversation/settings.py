@@ -49,8 +49,8 @@ class ChatSettings:
         """Return the settings that the flags describe.
 
         Args:
-            config: of the server.
-            template: of the model, which decides a tool parser "auto". None: not known yet.
+            config: the configuration of the server.
+            template: the template of the model, which decides a tool parser "auto". None: not known yet.
 
         Raises:
             ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.

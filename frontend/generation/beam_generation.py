@@ -36,7 +36,7 @@ class BeamGeneration:
         search: a new one.
         submission: makes the child request that reports the likely next tokens after a prompt and a beam. Its second
             argument is False for the first child: if that is accepted, all are.
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         num_logprobs: alternatives to show per token; None: no logprobs.
         observer: gets the latencies.
     """

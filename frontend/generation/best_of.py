@@ -13,7 +13,7 @@ def choose_best(outputs: list[CompletionOutput], params: SamplingParams) -> tupl
 
     Args:
         outputs: all `best_of` sequences, with their cumulative logprobs.
-        params: of their request.
+        params: the parameters of their request.
     """
     ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
     best = [

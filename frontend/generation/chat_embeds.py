@@ -38,7 +38,7 @@ def take_embeds(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Em
     """Return the messages with marks in place of embeddings, and the embeddings in order.
 
     Args:
-        messages: of the caller; not changed.
+        messages: the messages of the caller; not changed.
 
     Raises:
         InvalidRequestError: a part has no data.
@@ -69,7 +69,7 @@ def with_rows(
     Args:
         token_ids: with one `mark_id` for each part.
         mark_id: the token of the mark.
-        rows: of each part, from position 0 on.
+        rows: the rows of each part, from position 0 on.
         parts: for errors.
 
     Raises:

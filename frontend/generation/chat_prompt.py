@@ -30,7 +30,7 @@ async def chat_prompt(
     """Return the prompt of a conversation, in a form for `AsyncClient.generate`.
 
     Args:
-        client: of the engine.
+        client: the client of the engine.
         template: renders the conversation, off the event loop.
         messages: the conversation.
         **variables: of the template; see `ChatTemplate.render`.

@@ -32,8 +32,8 @@ def embeds_of(value: object, config: ResolvedConfig, max_model_len: int) -> Prom
 
     Args:
         value: a tensor (rows, hidden size) or (1, rows, hidden size), of float32, bfloat16 or float16.
-        config: of the engine.
-        max_model_len: of the engine.
+        config: the configuration of the engine.
+        max_model_len: the maximum context length of the engine.
 
     Raises:
         InvalidRequestError: it is something else, has numbers that are not finite, or is too long.

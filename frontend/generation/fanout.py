@@ -35,9 +35,9 @@ class Generation:
         link: to the core.
         request_id: the caller's.
         prompt: its text, if the outputs show it.
-        params: of the caller.
+        params: the parameters of the caller.
         children: one for each sequence.
-        kind: of the outputs.
+        kind: the kind of the outputs.
         arrived: set whenever there is something to take.
         live: the client's requests, whose observer gets the latencies.
     """
@@ -230,9 +230,9 @@ class Generation:
         """Report new tokens to the observer.
 
         Args:
-            observer: of the client.
+            observer: the observer of the client.
             engine: that computed them.
-            num_new_tokens: of one sequence.
+            num_new_tokens: the number of new tokens of one sequence.
             intervals_s: between each token and the one before, where the engine reports token times.
         """
         now_s = time.monotonic()

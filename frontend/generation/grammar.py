@@ -61,8 +61,8 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int
     Takes a fraction of a second for a large vocabulary: call it once per engine, off the event loop.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: of the model, which may be larger than the tokenizer's.
+        tokenizer: the tokenizer of the model.
+        vocab_size: the vocabulary size of the model, which may be larger than the tokenizer's.
         eos_token_ids: tokens that end an output; they are never text, whatever their bytes are.
     """
     special = sorted({*tokenizer.special_token_ids, *eos_token_ids})

@@ -35,8 +35,8 @@ class GrammarMaker:
 
     Args:
         link: the connection.
-        tokenizer: of the model.
-        config: of the engine.
+        tokenizer: the tokenizer of the model.
+        config: the configuration of the engine.
         run_in_thread: runs text work off the event loop.
     """
 

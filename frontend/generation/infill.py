@@ -97,11 +97,11 @@ async def infill_prompt(
     """Return the tokens of a prompt, without a token for the beginning of a text.
 
     Args:
-        form: of the model.
+        form: the form of the model.
         vocabulary: has the tokens of `form`.
         prefix: text before the gap, or its tokens.
         suffix: text behind the gap.
-        encode: of the model's tokenizer.
+        encode: the encoding function of the model's tokenizer.
     """
     own = await encode(prefix) if isinstance(prefix, str) else list(prefix)
     behind = await _encode_inside(suffix, encode) if form.joins_suffix else await encode(suffix)

@@ -9,8 +9,8 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer, *, is_ranked: 
     """Return the logprobs at one position: the token itself, then the others in the engine's order.
 
     Args:
-        entry: of the position.
-        tokenizer: of the model.
+        entry: the entry of the position.
+        tokenizer: the tokenizer of the model.
         is_ranked: the others are the most likely tokens; otherwise the tokens that the caller named.
     """
     result: PositionLogprobs = {}

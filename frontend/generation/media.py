@@ -17,7 +17,7 @@ def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool]
     """Return what makes prompts with rows of media, with sounds that are attended to, or of an image alone.
 
     Args:
-        config: of an engine whose model reads media.
+        config: the configuration of an engine whose model reads media.
         encode: tokenizes: see `AsyncClient.tokenize`.
         on_query: see `MediaProcessor`.
     """
@@ -40,10 +40,10 @@ async def make_prompt(
     """Return the text of a prompt with media, and the prompt, whose tokens are those of the text if it has both.
 
     Args:
-        maker: of the model; None: it reads text only.
-        prompt: of the caller.
-        vocab_size: of the model.
-        cache_salt: of the request.
+        maker: the maker of the model; None: it reads text only.
+        prompt: the prompt of the caller.
+        vocab_size: the vocabulary size of the model.
+        cache_salt: the `cache_salt` of the request.
 
     Raises:
         InvalidRequestError: the model reads text only, or an item cannot be used.

@@ -19,7 +19,7 @@ class ParamsResolver:
     """Resolves the parameters of one server's requests.
 
     Args:
-        client: of the engine, whose model has defaults.
+        client: the client of the engine, whose model has defaults.
         max_n_sequences: most sequences of one request, over all its prompts.
         max_stop_strings: most stop strings of one request.
     """
@@ -64,9 +64,9 @@ class ParamsResolver:
         """Return what is generated for one prompt.
 
         Args:
-            request: of the caller.
-            text: of the prompt, if there is one.
-            token_ids: of the prompt, truncated already.
+            request: the request of the caller.
+            text: the text of the prompt, if there is one.
+            token_ids: the token ids of the prompt, truncated already.
             media: images or sounds of the prompt.
 
         Raises:

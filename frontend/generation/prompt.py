@@ -85,8 +85,8 @@ def conversation_prompt(
     """Render a conversation with a template and return the prompt.
 
     Args:
-        template: of the model, which writes the special tokens itself.
-        tokenizer: of the model.
+        template: the template of the model, which writes the special tokens itself.
+        tokenizer: the tokenizer of the model.
         messages: the conversation.
         **variables: of the template; see `ChatTemplate.render`.
 

@@ -55,7 +55,7 @@ def named_rows(params: SamplingParams, num_prompt_tokens: int, max_logprobs: int
     """Return the tokens that a caller names for each position of its prompt, without padding.
 
     Args:
-        params: of the caller, verified already.
+        params: the parameters of the caller, verified already.
         num_prompt_tokens: length of the prompt.
         max_logprobs: most tokens of one position; -1: no limit.
 

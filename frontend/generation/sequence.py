@@ -25,8 +25,8 @@ class Sequence:
     """What has been generated for one child request.
 
     Args:
-        index: of the sequence among those of its request.
-        tokenizer: of the model.
+        index: the index of the sequence among those of its request.
+        tokenizer: the tokenizer of the model.
         prompt_token_ids: the prompt; not kept.
         params: the caller's.
         spec: the engine's.

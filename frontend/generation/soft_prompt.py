@@ -52,7 +52,7 @@ class SoftPrompts:
     """The rows of soft prompts, which requests choose as they choose LoRA adapters.
 
     Args:
-        config: of the engine.
+        config: the configuration of the engine.
     """
 
     def __init__(self, config: ResolvedConfig) -> None:
@@ -110,7 +110,7 @@ def read_soft_prompt(directory: Path, config: ResolvedConfig) -> PromptEmbeds:
 
     Args:
         directory: that peft's `save_pretrained` has written.
-        config: of the engine.
+        config: the configuration of the engine.
 
     Raises:
         InvalidRequestError: names the field or the tensor at fault; or the engine takes no prompt embeddings.

@@ -75,9 +75,9 @@ def make_spec(
         params: the caller's, verified already.
         num_prompt_tokens: length of the prompt.
         max_model_len: the engine's limit.
-        seed: of this sequence.
-        config: of the engine, for the vocabulary, the stop tokens and the limits.
-        tokenizer: of the model, for parameters that are text.
+        seed: the seed of this sequence.
+        config: the configuration of the engine, for the vocabulary, the stop tokens and the limits.
+        tokenizer: the tokenizer of the model, for parameters that are text.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
@@ -207,8 +207,8 @@ def make_beam_spec(
         num_logprobs: alternatives to show per token, as in `SamplingParams.logprobs`.
         num_prompt_tokens: length of the prompt.
         max_model_len: the engine's limit.
-        config: of the engine.
-        tokenizer: of the model.
+        config: the configuration of the engine.
+        tokenizer: the tokenizer of the model.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
@@ -262,10 +262,10 @@ def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: in
     """Reject a request whose sequences exceed the engine's limits together; each is sent separately.
 
     Args:
-        params: of every prompt.
-        num_prompt_tokens: of all prompts together.
+        params: the parameters of every prompt.
+        num_prompt_tokens: the number of prompt tokens of all prompts together.
         num_prompts: how many there are.
-        config: of the engine.
+        config: the configuration of the engine.
 
     Raises:
         InvalidRequestError: it can never be queued, or takes more memory than any request should.

@@ -16,7 +16,7 @@ def harmony_messages(messages: Sequence[Message], *, knows_thinking: bool) -> li
     reasoning, because the template rejects a message that has both.
 
     Args:
-        messages: of the request; malformed ones stay as they are, and are rejected later.
+        messages: the messages of the request; malformed ones stay as they are, and are rejected later.
         knows_thinking: the template uses `thinking`; otherwise messages keep their reasoning and their text.
     """
     shown: list[Message] = []

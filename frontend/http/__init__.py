@@ -1,6 +1,6 @@
 """The HTTP server: OpenAI-compatible routes over an `AsyncClient`, for `octavo serve` and for FastAPI applications.
 
-Its public names load when they are used, because FastAPI takes a while to import.
+Its public names are imported lazily, because FastAPI takes a while to import.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ __all__ = ["create_app", "create_router", "get_client"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home the first time it is used."""
+    """Import a public name from its module when it is first used."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""`Acceptor`: accepts connections in batches, those of health probes first.
+"""`Acceptor`: accepts connections in batches, health probes first.
 
-asyncio's server accepts one connection per loop iteration, in order: behind two thousand others a probe would wait for
-seconds. All that this module knows of HTTP is one error response.
+asyncio's server accepts one connection per loop iteration, in order. A probe behind two thousand other connections
+would wait for seconds. The only HTTP in this module is one error response.
 """
 
 import asyncio
@@ -20,21 +20,23 @@ from octavo.protocol.log import LimitedLog
 logger = logging.getLogger(__name__)
 
 FIRST_REQUEST_S = 60
-"""How long a new connection may stay silent."""
+"""Seconds that a new connection may stay silent."""
 
 MAX_ACCEPTED_AT_ONCE = 256
 
 NUM_OTHER_FILES = 256
-"""File descriptors that this process needs for other purposes than connections."""
+"""File descriptors that this process needs for purposes other than connections."""
 
 NUM_PROBES = 64
-"""Connections accepted above the limit for probes. It is bounded, because any client can send such a beginning."""
+"""Probe connections accepted above the connection limit. Bounded, because any client can send a request that begins
+like a probe."""
 
 MAX_UNREAD_PIECES = 16
-"""Reads of 64 KiB from a rejected client: closing a socket with unread data would discard the response."""
+"""Maximum number of 64 KiB reads from a rejected client. Closing a socket with unread data would discard the
+response."""
 
 RETRY_S = 0.2
-"""Delay after the system has run out of file descriptors or memory for connections."""
+"""Delay in seconds before we accept again after the system ran out of file descriptors or memory."""
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -50,16 +52,16 @@ def max_callers() -> int:
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket.
+    """Accept the connections of one listening socket.
 
     Args:
-        listening: the socket; its owner closes it.
+        listening: the socket; the owner closes it.
         backlog: connections that the system keeps in its queue.
-        make_protocol: makes the protocol of a connection, given its socket.
-        context: for TLS; None: no TLS.
-        throttle: decides when a connection that has sent something is set up.
+        make_protocol: creates the protocol of a connection from its socket.
+        context: the TLS context; None: no TLS.
+        throttle: decides when to set up a connection that has sent its first bytes.
         num_callers: returns the number of open connections.
-        max_callers: limit on open connections; further ones are rejected.
+        max_callers: maximum number of open connections; further connections are rejected.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Acceptor:
         self._num_callers = num_callers
         self._max_callers = max_callers
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Connections that have sent nothing yet, or wait for their turn, with their timeouts."""
+        """Connections that have sent nothing yet or wait for the throttle, with their timeouts."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = LimitedLog(logger)
         self._retry: asyncio.TimerHandle | None = None
@@ -90,7 +92,7 @@ class Acceptor:
         self._loop.add_reader(listening, self._accept)
 
     def is_serving(self) -> bool:
-        """True until it is closed."""
+        """True until the acceptor is closed."""
         return self._is_open
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ class Acceptor:
             for caller in list(self._waiting):
                 self._drop(caller)
             if self._context is not None:
-                for task in self._tasks:  # a client that is silent in a TLS handshake must not delay this
+                for task in self._tasks:  # a client that is silent during the TLS handshake must not delay this
                     task.cancel()
 
     async def wait_closed(self) -> None:
@@ -143,14 +145,14 @@ class Acceptor:
             self._throttle.watch(caller, lambda: self._let_in(caller))
 
     def _let_in(self, caller: socket.socket) -> None:
-        if timeout := self._waiting.pop(caller, None):  # else it was dropped
+        if timeout := self._waiting.pop(caller, None):  # otherwise the connection was dropped
             timeout.cancel()
             task = self._loop.create_task(self._connect(caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _drop_silent(self, caller: socket.socket) -> None:
-        if not first_bytes(caller):  # else it waits for its turn
+        if not first_bytes(caller):  # otherwise the connection waits for its turn
             self._drop(caller)
 
     def _drop(self, caller: socket.socket) -> None:
@@ -161,7 +163,7 @@ class Acceptor:
     async def _connect(self, caller: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: self._make_protocol(caller), caller, ssl=self._context)
-        except OSError as error:  # it has disconnected, or does not speak TLS (ssl.SSLError)
+        except OSError as error:  # the client has disconnected, or does not speak TLS (ssl.SSLError)
             logger.debug("a connection failed before its first request: %s", error)
             caller.close()
 

@@ -1,6 +1,6 @@
 """A further HTTP process (`--api-server-count`): serves the engine that its parent has started.
 
-`python -P -m octavo.frontend.http.api_worker`, spawned and ended by `api_workers.py`. It imports the server only
+Run as `python -P -m octavo.frontend.http.api_worker`; `api_workers.py` spawns and stops it. It imports the server only
 after its signal handlers and its watch for the parent's death are installed.
 """
 
@@ -10,7 +10,7 @@ from octavo.protocol.log import configure_logging
 
 
 def main(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
-    """Serve until told to stop; returns the exit code."""
+    """Serve until asked to stop; return the exit code."""
     configure_logging(f"Frontend {spec.row}", spec.log_level, spec.log_config)
     from octavo.frontend.http.run_api_worker import run_api_worker
 

@@ -1,7 +1,7 @@
 """`ApiWorkers`: starts, supervises and stops the additional HTTP processes.
 
-Each is a complete frontend with its own connections to the engines. This process serves HTTP too and is their parent.
-When one dies, the cores abort its requests and it is replaced.
+Each process is a complete frontend with its own connections to the engines. The parent process serves HTTP too. When a
+process dies, the cores abort its requests and the parent replaces it.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ MODULE = "octavo.frontend.http.api_worker"
 
 MAX_DEATHS = 3
 DEATHS_WINDOW_S = 60.0
-"""The server gives up when more than `MAX_DEATHS` processes die within this many seconds."""
+"""The server gives up if more than `MAX_DEATHS` processes die within this many seconds."""
 
 RESTART_DELAY_S = 0.5
-"""Long enough to notice that the engine died, if that is why a process ended."""
+"""Seconds before a restart: long enough to notice that the engine died, if that is why the process ended."""
 
 READY_TIMEOUT_S = 60.0
-"""Time a process gets to import the server, connect to the core and load the tokenizer."""
+"""Seconds that a process may take to import the server, connect to the core and load the tokenizer."""
 
 KILL_AFTER_S = 6.0
-"""Time between the end of the drain timeout and SIGKILL."""
+"""Seconds between the end of the drain timeout and SIGKILL."""
 
 
 class ApiWorkers:
@@ -44,12 +44,12 @@ class ApiWorkers:
     Args:
         config: the server's configuration.
         keys: the accepted API keys.
-        address: path of the socket on which this process tells which engines there are.
+        address: path of the socket on which this process publishes which engines exist.
         counters_path: the file with the shared metrics of all processes.
         listener: has one socket per process.
-        is_engine_dead: if true, processes that end are not replaced.
+        is_engine_dead: returns whether the engine is dead; if so, processes that end are not replaced.
         on_failure: called with the reason when processes die too often.
-        module: name of the module that they run.
+        module: name of the module that the processes run.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class ApiWorkers:
         self._tasks = [asyncio.create_task(self._keep_alive(row), name=f"api_worker {row}") for row in rows]
 
     def terminate(self) -> None:
-        """Tell all processes to drain; the second call tells them to abort the remaining requests."""
+        """Ask all processes to drain. The second call asks them to abort the remaining requests."""
         self._is_ending = True
         for child in self._children.values():
             child.terminate()
 
     async def wait(self, drain_timeout_s: float) -> None:
-        """Wait until all have exited; kill the rest `KILL_AFTER_S` after `drain_timeout_s`."""
+        """Wait until all processes have exited. Kill those still running `KILL_AFTER_S` after `drain_timeout_s`."""
         self._is_ending = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=drain_timeout_s + KILL_AFTER_S)
@@ -120,7 +120,7 @@ class ApiWorkers:
             child.kill()
         if self._tasks:
             await asyncio.wait(self._tasks)  # each task closes its own child
-        for child in self._children.values():  # left from a failed start: no task watches them
+        for child in self._children.values():  # left over from a failed start: no task watches them
             child.wait()
             child.close()
         self._children.clear()
@@ -149,7 +149,7 @@ class ApiWorkers:
             pass
 
     async def _keep_alive(self, row: int) -> None:
-        """Replace a process whenever it dies, until shutdown or until processes die too often."""
+        """Replace the process whenever it dies, until shutdown or until processes die too often."""
         while True:
             try:
                 await self._receive(row, None)
@@ -172,7 +172,7 @@ class ApiWorkers:
         return len(self._deaths) > MAX_DEATHS and self._deaths[-1] - self._deaths[0] < DEATHS_WINDOW_S
 
     async def _receive(self, row: int, wanted: type[ServerReady] | None) -> bool:
-        """Wait for messages from a process; return whether one is of the type `wanted`.
+        """Wait for messages from a process; return True as soon as one is of the type `wanted`.
 
         Raises:
             ChildExited: the process has ended.

@@ -36,15 +36,17 @@ from octavo.protocol.errors import OctavoError
 from octavo.protocol.version import __version__
 
 PREFLIGHT_MAX_AGE_S = 600
-"""How long a browser may remember the response to a preflight request."""
+"""Seconds that a browser may cache the response to a preflight request."""
 
 
 def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastAPI:
-    """Return an application that serves one engine as `octavo serve` does, to be served or mounted.
+    """Return an application that serves one engine as `octavo serve` does, to run or to mount.
 
     Args:
-        client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
-        config: of the server; None: the defaults. If it has no API keys, those of the environment are used.
+        client: the engine's client; its owner closes it. It gets an observer that counts for `/metrics`, unless it has
+        one.
+        config: the server's configuration; None: the defaults. Without API keys in it, those of the environment are
+        used.
 
     Raises:
         ConfigError: the configuration has `lora_modules` or `batch_dir`, or names a parser, a template, a directory or
@@ -62,15 +64,15 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str] | None) 
 
     Args:
         state: shared by the routes.
-        config: of the server.
-        keys: the accepted API keys; none: no key is required. None: all requests have been accepted before;
-            neither keys nor limits are checked.
+        config: the server's configuration.
+        keys: the accepted API keys; empty: no key is required. None: the requests were accepted before they arrive
+        here, so neither keys nor limits are checked.
     """
     app = OctavoApp(
         title="octavo",
         version=__version__,
         description=DESCRIPTION,
-        openapi_url=None,  # added below, with our page
+        openapi_url=None,  # added below, with our docs page
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # checked for each request; octavo has /metrics
         middleware=_middleware(config, keys, state.calls),
@@ -90,20 +92,20 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str] | None) 
     if state.execute and admin_keys(config):
         add_admin_routes(app.router)
     add_dashboard_routes(app.router)
-    app.router.route_class = APIRoute  # of routes that the application's owner adds
+    app.router.route_class = APIRoute  # for routes that the application's owner adds
     if not config.disable_fastapi_docs:
         app.routes.extend([Route("/openapi.json", app.send_document), Route("/docs", app.send_page)])
     return app
 
 
 class OctavoApp(FastAPI):
-    """FastAPI with a documentation page that needs no script and nothing from another host."""
+    """FastAPI with a documentation page that needs no scripts and no other host."""
 
     _shared: tuple[Document, Document] | None = None
-    """FastAPI's document, and the one made from it."""
+    """FastAPI's OpenAPI document, and ours made from it."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return FastAPI's stack; if all middleware is ours, with a way past it for our first routes."""
+        """Return FastAPI's middleware stack. If all middleware is ours, our first routes bypass FastAPI's layers."""
         ours = self.user_middleware
         if not all(one.cls in _OWN_MIDDLEWARE for one in ours):
             return super().build_middleware_stack()
@@ -114,24 +116,24 @@ class OctavoApp(FastAPI):
             app = cls(app, *args, **kwargs)
 
         def offer_direct_send(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-            scope[DIRECT_SEND] = send  # our middleware reads only the start of a response
+            scope[DIRECT_SEND] = send  # our middleware inspects only the start of a response
             return app(scope, receive, send)
 
         return offer_direct_send
 
     def openapi(self) -> Document:
-        """Return the description of the API, with each schema once."""
+        """Return the OpenAPI document, with each schema once."""
         document = super().openapi()
         if self._shared is None or self._shared[0] is not document:
             self._shared = document, share_schemas(document)
         return self._shared[1]
 
     async def send_document(self, request: Request) -> Response:
-        """Answer `/openapi.json`."""
+        """Handle `/openapi.json`."""
         return JSONResponse(self._served(request))
 
     async def send_page(self, request: Request) -> Response:
-        """Answer `/docs`."""
+        """Handle `/docs`."""
         policy = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return HTMLResponse(render_page(self._served(request)), headers=policy)
 
@@ -140,14 +142,15 @@ class OctavoApp(FastAPI):
 
 
 class _DirectRoutes:
-    """Calls a route without FastAPI's layers, which take longer than all other work on HTTP and do nothing for it.
+    """Calls a route without FastAPI's layers, which take longer than all other HTTP work and do nothing for these
+    routes.
 
-    This holds for routes of ours that answer their own errors, while the application's owner has added nothing that
-    comes before them: no middleware, no route, no override of a dependency, no mount.
+    It applies to octavo's routes, which handle their own errors, while the application's owner has added nothing that
+    comes before them: no middleware, route, dependency override or mount.
 
     Args:
         owner: the application.
-        app: its other routes, and all layers around them.
+        app: the application's other routes, with all layers around them.
     """
 
     def __init__(self, owner: FastAPI, app: ASGIApp) -> None:
@@ -156,27 +159,27 @@ class _DirectRoutes:
         self._routes: dict[tuple[str, str], ApiRoute] = {}
         for route in owner.router.routes:
             if not isinstance(route, ApiRoute) or route.param_convertors:
-                break  # it may match paths of the routes after it
+                break  # its path may match the paths of routes behind it
             for method in route.methods or ():
                 self._routes.setdefault((method, route.path), route)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request."""
+        """Handle one request."""
         is_plain = scope["type"] == "http" and "router" not in scope and not self._owner.dependency_overrides
         route = self._routes.get((scope["method"], route_path(scope))) if is_plain else None
         if route is None:
-            scope.pop(DIRECT_SEND, None)  # a mounted application may have middleware that reads every piece
+            scope.pop(DIRECT_SEND, None)  # a mounted application may have middleware that reads every message
             return self._app(scope, receive, send)
         return route.handle(scope, receive, send, is_alone=True)
 
 
 class _CorsMiddleware(CORSMiddleware):
-    """Skips requests without an Origin header: otherwise it would wrap every message of every stream."""
+    """Skips requests without an Origin header. Otherwise it would wrap every message of every stream."""
 
     def __call__(  # type: ignore[override]
         self, scope: Scope, receive: Receive, send: Send
     ) -> Awaitable[None]:
-        """Answer one request."""
+        """Handle one request."""
         is_from_page = scope["type"] == "http" and header_value(scope, b"origin") != ""
         return (super().__call__ if is_from_page else self.app)(scope, receive, send)
 
@@ -242,7 +245,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """Return the methods of a request's path."""
+    """Return the methods that a request's path supports."""
     return [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")

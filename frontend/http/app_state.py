@@ -1,4 +1,4 @@
-"""`AppState`: what every route needs."""
+"""`AppState`: what every route needs: the client, the limits, the log, the metrics."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 Execute: TypeAlias = Callable[[AdminCommand], Awaitable[AdminResult]]
-"""Carries out a command of an operator."""
+"""Executes an operator's command."""
 
 MAX_OTHER_CLIENTS = 16
-"""Further clients whose derived state, such as the chat template, is kept."""
+"""Maximum number of additional clients whose derived state, such as the chat template, is kept."""
 
 
 @dataclass(frozen=True)
@@ -51,36 +51,36 @@ class AppState:
     trusts_request_templates: bool = False
     """Whether a request may bring its own chat template."""
     max_n_sequences: int = MAX_N
-    """Most sequences of one request, over all its prompts."""
+    """Maximum number of sequences of one request, over all its prompts."""
     max_stop_strings: int = MAX_STOP_STRINGS
     chat: ChatSettings = field(default_factory=ChatSettings)
     profiler_dir: Path | None = None
-    """Directory for traces; None: profiling is disabled."""
+    """Directory for profiler traces; `None` if profiling is disabled."""
     forces_usage: bool = False
-    """Streams report usage even if the request does not ask for it."""
+    """Whether streams report usage even if the request does not ask for it."""
     request_log: RequestLog | None = None
-    """Logs requests and answers; None: not logged."""
+    """Logs requests and responses; `None` if they are not logged."""
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     stall_deadline_s: float = 25.0
-    """How long the engine may have work and not finish a step before it counts as stalled."""
+    """Seconds that the engine may have work without finishing a step before it counts as stalled."""
     keep_alive_s: float = 30.0
-    """Seconds of silence after which a stream sends a comment; 0: never."""
+    """Seconds of silence after which a stream sends a comment to keep the connection alive; 0: never."""
     execute: Execute | None = None
-    """For operators; None: this application does not own its engines."""
+    """Executes commands of operators; `None` if this application does not own its engines."""
     receipts: ReceiptLog | None = None
-    """Gets the receipt of every answer; None: there is no such log."""
+    """Log of receipts, one per response; `None` if there is no such log."""
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
-    """Responses that later requests go on from, and those that are generated without a connection."""
+    """Stored responses that later requests may continue, and responses that are generated without a connection."""
     calls: CallServices = field(default_factory=CallServices)
-    """What is kept of each HTTP request, for the whole application."""
+    """Per-request services such as metrics and tracing, shared by the whole application."""
     batches: BatchService | None = None
-    """Runs files of requests; None: there are none."""
+    """Runs batch files; `None` if there are none."""
     created: int = field(default_factory=lambda: int(time.time()))
-    """When serving began, in seconds since the epoch: the models' creation time."""
+    """Unix time in seconds at which serving began; it is the models' creation time."""
     others: "tuple[AppState, ...]" = ()
-    """Of the further models, if the server has joined engines of several. They have none."""
+    """States of the other models, if the server has joined engines of several models. Their own `others` is empty."""
     _of_clients: "dict[AsyncClient, AppState]" = field(default_factory=dict)
-    """For applications that override the dependency `get_client`."""
+    """States for applications that override the dependency `get_client`."""
 
     @cached_property
     def resolver(self) -> ParamsResolver:
@@ -94,12 +94,12 @@ class AppState:
 
     @property
     def responses(self) -> StoreThread:
-        """Responses that later requests go on from."""
+        """Stored responses that later requests may continue."""
         return self.background_responses.store
 
     @property
     def background(self) -> BackgroundTasks:
-        """What outlives its request; the server waits for it."""
+        """Work that outlives its request; the server waits for it."""
         return self.background_responses.tasks
 
     def with_client(self, client: "AsyncClient") -> "AppState":
@@ -115,15 +115,15 @@ class AppState:
 
     @property
     def of_all_models(self) -> "tuple[AppState, ...]":
-        """The state of each model, this one first."""
+        """States of all models, this one first."""
         return self, *self.others
 
     async def of_model(self, name: str) -> "AppState":
-        """Return the state of the model, or of the model of the LoRA adapter, with this name.
+        """Return the state of the model with this name, or of the model whose LoRA adapter has this name.
 
         Raises:
-            ModelNotFoundError: this server does not serve it.
-            InvalidRequestError: it is an adapter that cannot be used.
+            ModelNotFoundError: this server does not serve the model.
+            InvalidRequestError: the name is that of an adapter that cannot be used.
         """
         for one in self.of_all_models:
             if name in one.client.facts.served_model_names or name in one.client.adapters.named:
@@ -134,11 +134,12 @@ class AppState:
         raise self._not_served(name)
 
     def now(self) -> int:
-        """Return the time of an answer, in seconds since the epoch."""
+        """Return the Unix time of a response in seconds."""
         return int(time.time())
 
     async def choose_model(self, requested: str | None) -> tuple[str, Adapter | None]:
-        """Return the name to answer with, and the LoRA adapter that it stands for. The name is noted in the call.
+        """Return the model name for the response and the LoRA adapter that it selects. The name is recorded in the
+        call.
 
         Raises:
             ModelNotFoundError: this server does not serve `requested`.
@@ -169,7 +170,7 @@ def answer_style(
     chat: AnswerRendering = AnswerRendering(),
     recorder: Recorder | None = None,
 ) -> AnswerStyle:
-    """Return how a request is answered; `chat`: how its outputs become messages; `recorder`: makes its receipt."""
+    """Return how to render a response; `chat`: how outputs become messages; `recorder`: makes the receipt."""
     settings = state.answers
     options = request.stream_options or StreamOptions()
     has_usage = bool(options.include_usage) or state.forces_usage
@@ -196,23 +197,23 @@ def answer_style(
 
 
 RECEIPT_HEADER = "x-octavo-receipt"
-"""Of a request: 1 asks for a receipt. Of an answer: the digest of its receipt."""
+"""Header of a request: 1 requests a receipt. Header of a response: the digest of its receipt."""
 
 
 def receipt_recorder(
     state: AppState, http_request: ApiRequest, body: bytes, *, is_asked: bool = False, path: str | None = None
 ) -> Recorder | None:
-    """Return what makes the receipt of an answer, None if neither its caller nor the log wants one.
+    """Return the recorder that makes the receipt of a response; `None` if neither the client nor the log wants one.
 
     Args:
-        state: of the application.
-        http_request: of the caller.
-        body: of the request.
-        is_asked: the body has `return_receipt`.
-        path: of the route that the body is for; None: of the request.
+        state: the state of the application.
+        http_request: the HTTP request of the client.
+        body: the request body.
+        is_asked: whether the body has `return_receipt`.
+        path: the path of the route that the body is for; None: the path of the request.
 
     Raises:
-        InvalidRequestError: the header has another value than 0 or 1.
+        InvalidRequestError: the header has a value other than 0 and 1.
     """
     header = header_value(http_request.scope, RECEIPT_HEADER.encode())
     if header not in ("", "0", "1"):

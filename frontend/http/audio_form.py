@@ -1,4 +1,4 @@
-"""The form of `/v1/audio/transcriptions` and `/v1/audio/translations`: its fields, checked, and its file."""
+"""The form of `/v1/audio/transcriptions` and `/v1/audio/translations`: its checked fields, and its file."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +13,7 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import SamplingParams
 
 WITH_TIMESTAMPS = ("verbose_json", "srt", "vtt")
-"""Formats with the times of segments."""
+"""Response formats that contain the times of segments."""
 
 _NUMBERS = {"number": float, "integer": int}
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
@@ -24,11 +24,11 @@ _OF_PARAMS = (
 
 
 class AudioForm:
-    """What a caller has sent.
+    """The form that a client has sent.
 
     Args:
-        file: the sound.
-        fields: the other fields that are not empty, each of its type.
+        file: the audio file.
+        fields: the other fields that are not empty, each converted to its type.
         task: "transcribe" or "translate".
 
     Raises:
@@ -95,10 +95,10 @@ def _fields(form: FormData) -> dict[str, Any]:
 
 
 def _value(name: str, text: str, schema: dict[str, Any]) -> Any:
-    """Return the value of a field.
+    """Return the value of a field, converted to its type.
 
     Raises:
-        InvalidRequestError: it has none of its type, or one that is not supported.
+        InvalidRequestError: the text is not of the field's type, or the value is not supported.
     """
     if "enum" in schema and text not in schema["enum"]:
         raise InvalidRequestError(f"{name} is {text!r}; expected {' or '.join(schema['enum'])}", name)

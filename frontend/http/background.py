@@ -1,4 +1,4 @@
-"""`BackgroundTasks`: work of the application that no connection waits for. The server drains and aborts it."""
+"""`BackgroundTasks`: work that no connection waits for. The server drains and aborts it."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
-        """The server adds its own and waits for all of them before it ends."""
+        """Running tasks. The server adds its own, and waits for all of them before it ends."""
         self.is_draining = False
-        """The server drains: start no new work."""
+        """Whether the server is draining; if so, start no new work."""
         self._on_drain: list[Callable[[], None]] = []
         self._on_abort: list[Callable[[], None]] = []
 
@@ -27,15 +27,15 @@ class BackgroundTasks:
         return task
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Call back when the server begins to drain."""
+        """Register a callback for the moment when the server begins to drain."""
         self._on_drain.append(callback)
 
     def on_abort(self, callback: Callable[[], None]) -> None:
-        """Call back before the server aborts all requests."""
+        """Register a callback that runs before the server aborts all requests."""
         self._on_abort.append(callback)
 
     def drain(self) -> None:
-        """Begin to drain: call back whoever asked for it."""
+        """Begin to drain, and run the registered callbacks."""
         self.is_draining = True
         for callback in self._on_drain:
             callback()

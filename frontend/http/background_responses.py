@@ -18,21 +18,21 @@ from octavo.protocol.errors import OctavoError
 logger = logging.getLogger(__name__)
 
 CANCEL_POLL_S = 0.5
-"""How often a process looks whether another one has taken a cancel request for one of its responses."""
+"""Interval in seconds at which a process looks for cancel requests that other processes accepted for its responses."""
 
 FOLLOW_POLL_S = 0.1
-"""How often a process looks for new events of a response that another one generates."""
+"""Interval in seconds at which a process looks for new events of a response that another process generates."""
 
 MAX_SEQUENCE = 2**62
-"""No event comes after it."""
+"""Upper bound of the sequence numbers of events."""
 
 
 class BackgroundResponses:
     """The background responses of one process.
 
     Args:
-        store: has all responses and events; None: a new one in memory.
-        tasks: of the server; None: new ones, which no server waits for.
+        store: holds all responses and events; None: a new store in memory.
+        tasks: the server's background tasks; None: new ones, which no server waits for.
     """
 
     def __init__(self, store: ResponseStore | None = None, tasks: BackgroundTasks | None = None) -> None:
@@ -42,17 +42,17 @@ class BackgroundResponses:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, running: "RunningResponse", pieces: AsyncGenerator[bytes]) -> "asyncio.Task[None]":
-        """Store a response and generate it.
+        """Store a response, and start to generate it.
 
         Args:
-            running: fresh.
-            pieces: generate it when they are read, with `running` as their renderer.
+            running: the response, not started yet.
+            pieces: reading this iterator generates the response, with `running` as the renderer.
 
         Returns:
             The task that generates it.
 
         Raises:
-            sqlite3.Error: it cannot be stored.
+            sqlite3.Error: the response cannot be stored.
         """
         running.add(running.events.queued())
         await running.save()
@@ -63,7 +63,7 @@ class BackgroundResponses:
         return running.task
 
     async def cancel(self, response_id: str) -> None:
-        """Cancel a response, and wait until it has ended. Nothing happens if it has ended already."""
+        """Cancel a response, and wait until it has ended. Do nothing if it has ended already."""
         if (running := self._running.get(response_id)) is not None:
             running.cancel()
             await asyncio.wait([running.task])
@@ -71,14 +71,14 @@ class BackgroundResponses:
             await self.store.run(ResponseStore.request_cancel, response_id)
             async with aclosing(self.follow(response_id, MAX_SEQUENCE)) as nothing:
                 async for _ in nothing:
-                    pass  # waits for the end alone
+                    pass  # only wait for its end
 
     async def follow(self, response_id: str, sequence: int) -> AsyncGenerator[bytes]:
-        """Yield the events of a response behind the one with this sequence number, up to the last."""
+        """Yield the events of a response that come after this sequence number, up to the last."""
         has_more = True
         while has_more:
             running = self._running.get(response_id)
-            changed = None if running is None else running.changed  # before reading, so no change is missed
+            changed = None if running is None else running.changed  # read before the events, so no change is missed
             found, has_more = await self.store.run(ResponseStore.events_after, response_id, sequence)
             if found:
                 sequence = found[-1][0]
@@ -109,7 +109,7 @@ class BackgroundResponses:
             running.notify()
 
     async def _watch_cancel_requests(self) -> None:
-        """Cancel what other processes ask to cancel, while there are responses."""
+        """Cancel responses for which other processes have stored a cancel request, as long as there are responses."""
         try:
             while self._running or (self.store.has_disowned and not self.tasks.is_draining):
                 await asyncio.sleep(CANCEL_POLL_S)
@@ -126,12 +126,12 @@ class BackgroundResponses:
 
 
 class RunningResponse:
-    """One response that is being generated. Renders into the store.
+    """One response that is being generated. Its renderer writes to the store.
 
     Args:
-        store: of all responses.
+        store: the store of all responses.
         stored: the response before its start.
-        events: fresh.
+        events: a new event builder.
     """
 
     task: "asyncio.Task[None]"
@@ -140,7 +140,7 @@ class RunningResponse:
         self.id = events.response.id
         self.events = events
         self.changed = asyncio.Event()
-        """Set at the next change, and then replaced."""
+        """Set at the next change, and then replaced by a new event."""
         self.is_cancelled = False
         self._store = store
         self._stored = stored
@@ -148,21 +148,21 @@ class RunningResponse:
         self._unsaved: list[bytes] = []
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
-        """Add the events of a delta. Returns an empty piece, whose reader calls `save`."""
+        """Add the events of an output delta. Return an empty piece, whose reader calls `save`."""
         self.add(self.events.take(output, prompt_index))
         return [b""]
 
     def last(self) -> list[bytes]:
-        """Return nothing."""
+        """Return nothing: the events are in the store."""
         return []
 
     def add(self, events: list[bytes]) -> None:
-        """Add events, to be stored by `save`."""
+        """Add events; `save` will store them."""
         if self._stored.has_events:
             self._unsaved += events
 
     async def save(self) -> None:
-        """Store the events since the last call, and the response if its state has changed.
+        """Store the events added since the last call, and the response if its state has changed.
 
         Raises:
             sqlite3.Error: the store cannot be written.
@@ -185,7 +185,7 @@ class RunningResponse:
         self.changed = asyncio.Event()
 
     def cancel(self) -> None:
-        """End it early, once."""
+        """End the response early. Idempotent."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self.task.cancel()

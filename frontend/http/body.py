@@ -1,4 +1,4 @@
-"""Request bodies: from JSON to a schema, with errors that name the field, and one warning for each unknown field."""
+"""Request bodies: JSON to a schema, with errors that name the field, and one warning per unknown field."""
 
 import logging
 from functools import cache
@@ -19,19 +19,20 @@ _unknown_fields = LogOnce(
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BAD_KEYS = 8
-"""Keys of `logit_bias` that an error shows."""
+"""Number of invalid `logit_bias` keys that an error shows."""
 
 MAX_VALUES = 2**19
-"""Most values in a body: decoded, a value takes up to twenty times its bytes, and all exist at once."""
+"""Maximum number of values in a body. A decoded value takes up to twenty times its bytes, and all exist at the same
+time."""
 
 
 def decode(body: bytes, schema: type[T]) -> T:
-    """Decode a JSON object; fields that the schema does not have are accepted, the first time with a warning.
+    """Decode a JSON object. Fields that the schema does not have are accepted, with a warning the first time.
 
     Raises:
         InvalidRequestError: the body is not a JSON object, or a field is invalid; `param` is its path.
     """
-    # Every value but the first follows a comma. Commas in texts are counted too: excluding them would take seconds.
+    # Every value but the first follows a comma. Commas inside strings count too: excluding them would take seconds.
     if len(body) > MAX_VALUES and body.count(b",") >= MAX_VALUES:
         raise BodyError(f"the body has more than {MAX_VALUES} values and commas")
     try:
@@ -43,13 +44,13 @@ def decode(body: bytes, schema: type[T]) -> T:
 
 @cache
 def _strict_decoder(schema: type[T]) -> "msgspec.json.Decoder[T]":
-    """Return a decoder that rejects unknown fields, so that a body without them is parsed only once."""
+    """Return a decoder that rejects unknown fields, so that a body without unknown fields is parsed only once."""
     strict = msgspec.defstruct(schema.__name__, [], bases=(schema,), forbid_unknown_fields=True)
     return msgspec.json.Decoder(strict)
 
 
 def _decode_with_care(body: bytes, schema: type[T]) -> T:
-    """Decode a body that the strict decoder rejected: report unknown fields, unsupported fields and errors."""
+    """Decode a body that the strict decoder rejected; report unknown fields, unsupported fields and errors."""
     try:
         raw = msgspec.json.decode(body)
     except msgspec.ValidationError:
@@ -60,17 +61,17 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
         raise BodyError("the body must be a JSON object")
     reject_unsupported_fields(raw, schema.__struct_encode_fields__)
     try:
-        decoded = msgspec.json.decode(body, type=schema)  # again: a converter does not know msgspec.Raw
+        decoded = msgspec.json.decode(body, type=schema)  # decoded again: a converter does not support msgspec.Raw
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidRequestError) and " - at " not in str(error):
-            raise error.__cause__ from None  # of the schema's own check, which knows the field
+            raise error.__cause__ from None  # raised by the schema's own check, which knows the field
         raise _with_bad_keys(_field_error(str(error)), raw) from None
     _warn_of_unknown(raw, schema)
     return decoded
 
 
 def _number_error(body: bytes, schema: type[msgspec.Struct]) -> BodyError:
-    """Return the error of a body with a number that is too large to be read; decoding by schema knows its field."""
+    """Return the error for a body with a number that is out of range; decoding by schema finds its field."""
     try:
         msgspec.json.decode(body, type=schema)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,7 +93,7 @@ def _field_error(text: str) -> BodyError:
 
 
 def _with_bad_keys(error: BodyError, raw: dict[str, Any]) -> BodyError:
-    """Add the keys that are no token ids to an error about `logit_bias`, which names none of them."""
+    """Add the keys that are not token ids to an error about `logit_bias`, which does not name them."""
     biases = raw.get("logit_bias")
     if error.param != "logit_bias" or not isinstance(biases, dict):
         return error

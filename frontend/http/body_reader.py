@@ -1,6 +1,6 @@
-"""`BodyReader`: receives request bodies, with limits on the size of each, on their total size and on slow senders.
+"""`BodyReader`: receives request bodies, limits their individual and total size, and rejects slow senders.
 
-Knows no route and decodes nothing.
+Independent of the routes. It decodes nothing.
 """
 
 import asyncio
@@ -14,24 +14,24 @@ from starlette.types import Receive, Scope
 from octavo.frontend.http.errors import RETRY_AFTER_S, rejection
 
 LARGE_BODY_BYTES = 2**18
-"""A larger body takes a millisecond or more to decode, so only one of them is decoded per iteration of the loop."""
+"""A larger body takes at least a millisecond to decode, so only one of them is decoded per iteration of the loop."""
 
 AT_ONCE = 16
-"""Limit on all unfinished bodies together, in bodies of the largest size."""
+"""Limit on the bytes of all unfinished bodies together, as a multiple of the maximum size of one body."""
 
 GRACE_S = 60.0
 SLOWEST_BYTES_PER_S = 1024
-"""A body may lag behind this rate by `GRACE_S` at most. Neither a client that sends a byte a minute nor one that sends
-much at once and then stops can keep its place forever."""
+"""Minimum rate; a body may lag behind it by `GRACE_S` at most. A client can neither hold its place by sending a byte
+per minute nor by sending much at once and then stopping."""
 
 
 class BodyRejected(Exception):
-    """The body is rejected and not read to its end.
+    """The body is rejected, and the rest of it is not read.
 
     Args:
-        status: of the error response.
-        message: of it.
-        headers: of it.
+        status: HTTP status of the error response.
+        message: message of the error response.
+        headers: additional headers of the error response.
     """
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -47,8 +47,8 @@ class BodyReader:
     """Reads the bodies of one application's requests.
 
     Args:
-        max_bytes: of one body; all unfinished bodies together may have `AT_ONCE` times as many.
-        grace_s: how far a body may lag behind `SLOWEST_BYTES_PER_S`.
+        max_bytes: maximum size of one body; all unfinished bodies together may have `AT_ONCE` times as many bytes.
+        grace_s: seconds that a body may lag behind `SLOWEST_BYTES_PER_S`.
     """
 
     def __init__(self, max_bytes: int, grace_s: float = GRACE_S) -> None:
@@ -58,14 +58,14 @@ class BodyReader:
         self._large = asyncio.Lock()
 
     def rejected_length(self, length: str) -> BodyRejected | None:
-        """Return the error of a request whose `content-length` is too large, else None."""
+        """Return the error for a request whose `content-length` is too large, else `None`."""
         return self._too_large() if length.isdecimal() and length.isascii() and int(length) > self._max_bytes else None
 
     async def read(self, receive: Receive) -> bytes | None:
-        """Return the whole body, to be decoded without another wait; None if the client has disconnected.
+        """Return the complete body, to be decoded without further waiting; `None` if the client has disconnected.
 
         Raises:
-            BodyRejected: it is too large or too slow, or too many bytes of other bodies are unfinished.
+            BodyRejected: the body is too large or too slow, or the unfinished bodies are too large together.
         """
         body = _Incoming()
         try:

@@ -1,4 +1,4 @@
-"""From the body of `/v1/chat/completions` to a `ChatRequest`, and from parameter names to field names in errors."""
+"""Turns the body of `/v1/chat/completions` into a `ChatRequest`, and parameter names in errors into field names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +32,10 @@ _USUAL_NAMES = {"prompt": _MESSAGES}
 
 
 def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) -> ChatRequest:
-    """Return the request in a body.
+    """Return the `ChatRequest` that a body describes.
 
     Raises:
-        InvalidRequestError: fields exclude each other; `param` names one.
+        InvalidRequestError: two fields exclude each other; `param` names one of them.
     """
     check_fields(body)
     choice = _tool_choice(body)
@@ -66,10 +66,10 @@ def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) ->
 
 
 def batch_requests(body: ChatBatchRequest) -> list[ChatCompletionRequest]:
-    """Return a request for each conversation of a batch.
+    """Return one request for each conversation of a batch.
 
     Raises:
-        InvalidRequestError: a field is only for single conversations; `param` names it.
+        InvalidRequestError: a field is available for single conversations only; `param` names it.
     """
     is_set = {
         "stream": bool(body.stream),
@@ -105,7 +105,7 @@ def chat_tools(tools: Sequence[ToolDefinition] | None) -> list[ChatTool]:
 
 
 def num_logprobs(body: ChatFields) -> int | None:
-    """Return how many alternatives to show per token; None: no logprobs.
+    """Return the number of alternatives to show per token; `None` if no logprobs are requested.
 
     Raises:
         InvalidRequestError: a field needs `logprobs` to be true.
@@ -120,9 +120,9 @@ def num_logprobs(body: ChatFields) -> int | None:
 
 
 def error_names(body: ChatFields) -> Mapping[str, str]:
-    """Return the body's field names by the names of the parameters that they set."""
+    """Return the mapping from parameter names to the body's field names."""
     if body.max_completion_tokens is None and body.top_logprobs is None:
-        return _USUAL_NAMES  # one for all requests: they keep it while they wait
+        return _USUAL_NAMES  # shared by all requests, which keep it while they wait
     names = dict(_USUAL_NAMES)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -133,10 +133,9 @@ def error_names(body: ChatFields) -> Mapping[str, str]:
 
 @contextmanager
 def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors name the fields of the body instead of the parameters that they set.
-
+    """Make errors name the fields of the body instead of the parameters that they set.
     Raises:
-        InvalidRequestError: the same error, with the body's name of the field.
+        InvalidRequestError: the original error, with the body's field name.
     """
     try:
         yield
@@ -150,10 +149,9 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def errors_of_conversation(body: ChatFields, index: int) -> Iterator[None]:
-    """Have errors name the fields of the body of a batch, and the conversation in it.
-
+    """Make errors name the fields of a batch body, and the index of the conversation.
     Raises:
-        InvalidRequestError: the same error, with the body's name of the field.
+        InvalidRequestError: the original error, with the body's field name.
     """
     try:
         with errors_renamed(error_names(body)):
@@ -168,13 +166,13 @@ def errors_of_conversation(body: ChatFields, index: int) -> Iterator[None]:
 
 
 def _reused_prompt(body: ChatCompletionRequest) -> tuple[ChatCompletionRequest, list[int] | None]:
-    """Return the body without `prompt_token_ids` in its `kv_transfer_params`, and these; None: there are none.
+    """Return the body without `prompt_token_ids` in its `kv_transfer_params`, and these ids; `None` if there are none.
 
-    As in vLLM, the second engine of a disaggregated pair takes the prompt as the first one has rendered it. With `echo`
-    the messages are needed, and are rendered.
+    As in vLLM, the second engine of a disaggregated pair uses the prompt as the first engine rendered it. With `echo`
+    the messages are needed and therefore rendered.
 
     Raises:
-        InvalidRequestError: they are no token ids.
+        InvalidRequestError: the values are not token ids.
     """
     if not body.kv_transfer_params or (given := body.kv_transfer_params.get(_PROMPT)) is None:
         return body, None
@@ -202,7 +200,7 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
 
 
 def _answer_form(body: ChatCompletionRequest, choice: ToolChoice) -> StructuredOutputsParams | None:
-    """Return the constraint on an answer that is not a call; None: no constraint, or a call is required.
+    """Return the constraint on a response that is not a tool call; `None` if there is none or a call is required.
 
     OpenAI's API accepts a response_format together with required calls, and agents send it with every request.
     """

@@ -1,4 +1,4 @@
-"""From the configuration to the state of the routes. Invalid settings are reported before anything is served."""
+"""Turns the configuration into the state of the routes. Invalid settings are reported before serving begins."""
 
 import sqlite3
 from pathlib import Path
@@ -28,7 +28,7 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 RESPONSES_FILE = "responses.db"
-"""Of HTTP processes that share what they store, without `--response-store`."""
+"""Name of the response store that several HTTP processes share if `--response-store` is not given."""
 
 
 def make_app_state(
@@ -38,18 +38,18 @@ def make_app_state(
     execute: Execute | None = None,
     background: BackgroundTasks | None = None,
 ) -> AppState:
-    """Return the state of the routes; the metrics observe the client, unless it has another observer.
+    """Return the state of the routes. The metrics observe the client, unless it has another observer.
 
     Args:
-        client: of the engine.
-        config: of the server.
-        counters: shared storage of the metrics; None: private to this process.
-        execute: carries out commands of operators.
-        background: of the server; None: nobody waits for what outlives its request.
+        client: the client of the engine.
+        config: the configuration of the server.
+        counters: shared storage of the metrics; None: storage private to this process.
+        execute: executes commands of operators.
+        background: the server's background tasks; None: nobody waits for work that outlives its request.
 
     Raises:
-        ConfigError: the configured chat template cannot be read, the directory of the profiler or of the receipts
-            or the store of responses cannot be used, or a parser does not exist.
+        ConfigError: the configured chat template cannot be read; the directory of the profiler or of the receipts or
+        the response store cannot be used; or a parser does not exist.
     """
     config = server_with_variables(config, Env.read())
     metrics = client.observer
@@ -88,10 +88,10 @@ def make_app_state(
 
 
 def chat_settings(client: AsyncClient, config: ServerConfig) -> ChatSettings:
-    """Return how a server handles conversations; a tool parser "auto" is the one of the model's chat template.
+    """Return how a server handles conversations; the tool parser "auto" follows from the model's chat template.
 
     Raises:
-        ConfigError: there is no such parser, or another flag is wrong.
+        ConfigError: a parser does not exist, or another flag is wrong.
     """
     if config.tool_call_parser != AUTO:
         return ChatSettings.of(config)
@@ -119,10 +119,10 @@ def _receipts(config: ServerConfig) -> ReceiptLog | None:
 
 
 def require_no_batches(config: ServerConfig) -> None:
-    """Reject `batch_dir` where nothing would run the batches.
+    """Reject `batch_dir` if nothing would run the batches.
 
     Raises:
-        ConfigError: it is set.
+        ConfigError: `batch_dir` is set.
     """
     if config.batch_dir is not None:
         raise ConfigError(
@@ -133,12 +133,12 @@ def require_no_batches(config: ServerConfig) -> None:
 
 
 def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants | None = None) -> BatchService | None:
-    """Return what runs batches, None without `--batch-dir`.
+    """Return the service that runs batches; `None` without `--batch-dir`.
 
     Args:
-        config: of the server.
-        tasks: of the server.
-        tenants: of the server; None: there are none.
+        config: the configuration of the server.
+        tasks: the tasks of the server.
+        tenants: the tenants of the server; None: there are none.
 
     Raises:
         ConfigError: the directory cannot be used, or a package is missing.
@@ -167,11 +167,11 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants
 
 
 def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:
-    """Return the configuration of one of several HTTP processes, which must know the same responses.
+    """Return the configuration of one of several HTTP processes, which must share their stored responses.
 
     Args:
-        config: of the server.
-        directory: of all its processes.
+        config: the configuration of the server.
+        directory: shared by all HTTP processes.
     """
     if config.api_server_count == 1 or config.response_store is not None:
         return config
@@ -190,7 +190,8 @@ def _responses(config: ServerConfig) -> ResponseStore:
 
 
 def _check_chat_template(state: AppState) -> None:
-    """Report an invalid configured template now, not at the first request. A model need not have one."""
+    """Report an invalid configured template at startup instead of at the first request. A model may have no
+    template."""
     if state.client.config.chat_template is not None:
         try:
             _ = state.chat_context.chat_template
@@ -199,17 +200,17 @@ def _check_chat_template(state: AppState) -> None:
 
 
 def admin_keys(config: ServerConfig) -> list[str]:
-    """Return the accepted keys of operators: the command line's, else the environment's."""
+    """Return the accepted keys of operators: from the command line, else from the environment."""
     from_environment = Env.read().admin_api_key
     return config.admin_api_key or ([from_environment] if from_environment else [])
 
 
 def has_dev_routes(config: ServerConfig) -> bool:
-    """Return whether clients may put the engine to sleep and exchange its weights."""
+    """Return whether clients may put the engine to sleep and replace its weights."""
     return config.enable_dev_routes or Env.read().is_dev_mode
 
 
 def api_keys(config: ServerConfig) -> list[str]:
-    """Return the accepted keys: the command line's, else the environment's."""
+    """Return the accepted keys: from the command line, else from the environment."""
     from_environment = Env.read().api_key
     return config.api_key or ([from_environment] if from_environment else [])

@@ -1,4 +1,4 @@
-"""Dependencies of the routes. An application that embeds them may override `get_client`."""
+"""FastAPI dependencies of the routes. An application that embeds them may override `get_client`."""
 
 from typing import Annotated, TypeAlias
 
@@ -11,9 +11,9 @@ from octavo.frontend.http.route import APP_STATE
 
 
 async def get_client(request: Request) -> AsyncClient:
-    """Return the client of the engine: the one that the router was created with.
+    """Return the engine's client that the router was created with.
 
-    Use it in a route of your own to generate, and override it (`app.dependency_overrides`) to choose the engine per
+    Use it in a route of your own to generate text. Override it (`app.dependency_overrides`) to choose the engine per
     request.
     """
     state = request.scope[APP_STATE]

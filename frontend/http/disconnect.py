@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class MessageEvent:
-    """Replaces the `asyncio.Event` that uvicorn sets for each part of a request, and for its disconnect.
+    """Replaces the `asyncio.Event` that uvicorn sets for each part of a request and when the client disconnects.
 
-    It also calls a function, so no task has to wait for the disconnect. Its waiters need no deque of 760 bytes.
+    It also calls a function, so no task has to wait for the disconnect. Its waiters need no deque (760 bytes).
     """
 
     __slots__ = ("_is_set", "_waiters", "on_set")
@@ -32,13 +32,13 @@ class MessageEvent:
         self._is_set = True
         waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
-            if not waiter.done():  # done: its task was cancelled
+            if not waiter.done():  # already done if its task was cancelled
                 waiter.set_result(None)
         if self.on_set is not None:
             self.on_set()
 
     def clear(self) -> None:
-        """Let later waiters wait."""
+        """Reset the event: later waiters wait."""
         self._is_set = False
 
     async def wait(self) -> None:
@@ -52,11 +52,11 @@ class MessageEvent:
 class CancelOnDisconnect:
     """A context that the current task leaves early, without an error, when the client disconnects.
 
-    If `receive` is the server's own, the connection cancels the task directly. If a middleware has wrapped it, a second
-    task awaits it, and nothing else may await it meanwhile.
+    If `receive` is the server's own function, the connection cancels the task directly. If a middleware has wrapped it,
+    a second task awaits it; nothing else may await it meanwhile.
 
     Args:
-        receive: of a request whose body has been received.
+        receive: the ASGI receive function of a request whose body has been received.
     """
 
     __slots__ = ("_cycle", "_is_disconnected", "_receive", "_task", "_watcher")
@@ -76,7 +76,7 @@ class CancelOnDisconnect:
         if self._cycle is None:
             self._watcher = asyncio.create_task(self._watch())
         else:
-            self._cycle.flow.resume_reading()  # paused after a large body, and then a disconnect would go unnoticed
+            self._cycle.flow.resume_reading()  # paused after a large body; a disconnect would go unnoticed
             self._event(self._cycle).on_set = self._on_message
             self._on_message()
         return self
@@ -88,20 +88,21 @@ class CancelOnDisconnect:
             self._event(self._cycle).on_set = None
         elif self._watcher is not None:
             self._watcher.cancel()
-        # The task may have been cancelled by something else as well.
+        # Something else may have cancelled the task as well.
         return kind is asyncio.CancelledError and self._is_disconnected and not self._task.uncancel()
 
     @property
     def is_direct(self) -> bool:
-        """True if `receive` is that of our own server, which calls nothing but the application."""
+        """Return whether `receive` is our own server's function, so the application is the only caller."""
         return self._cycle is not None
 
     def ending_with_response(self, send: "Send") -> "Send":
-        """Return `send`, but so that nothing is cancelled after the end of the response.
+        """Return a `send` function after whose last message nothing is cancelled any more.
 
-        Servers report a disconnect then, while dependencies of an embedding application still clean up.
+        Servers report a disconnect at the end of the response, while dependencies of an embedding application still
+        clean up.
         """
-        if (watcher := self._watcher) is None:  # the connection reports only a client that leaves before the end
+        if (watcher := self._watcher) is None:  # the connection reports only clients that disconnect before the end
             return send
 
         def send_and_end(message: "Message") -> "Awaitable[None]":

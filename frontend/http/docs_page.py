@@ -1,4 +1,4 @@
-"""The page at `/docs`: the description of the API as plain HTML, without scripts or other hosts."""
+"""The page at `/docs`: the API description as plain HTML, without scripts or other hosts."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -27,10 +27,10 @@ td, th { text-align: left; vertical-align: top; padding: .2rem .6rem .2rem 0; bo
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """Return the page.
+    """Return the HTML page.
 
     Args:
-        document: in OpenAPI's form, with msgspec's schemas.
+        document: the OpenAPI document, with msgspec's schemas.
     """
     info = document["info"]
     parts = [
@@ -74,7 +74,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """Return a type as text."""
+    """Return a schema's type as text."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

@@ -1,4 +1,4 @@
-"""From errors to the public error body: one table for every route. Raises nothing but those errors.
+"""Maps exceptions to error responses: one table for every route.
 
 The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`; below `/v1/messages` it is Anthropic's:
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
@@ -24,10 +24,10 @@ from octavo.protocol.errors import (
 )
 
 logger = logging.getLogger(__name__)
-"""Logs the stack of every error response, at DEBUG: most errors are the clients'."""
+"""Logs the traceback of every error response at DEBUG level: most errors are the clients' own."""
 
 NEUTRAL_MESSAGE = "The server had an error while processing your request."
-"""The message of internal errors; the log has the cause."""
+"""Message of internal errors; the log has the cause."""
 
 RETRY_AFTER_S = 1
 
@@ -66,7 +66,7 @@ _MESSAGES_TYPES = {
 }
 
 _REQUEST_FIELDS = {"extra_args": "vllm_xargs"}
-"""Sampling parameters with another name in request bodies, on every route."""
+"""Sampling parameters that have another name in request bodies, on every route."""
 
 _SAYS_ITS_CAUSE = (
     *(InvalidRequestError, ModelNotFoundError, OverloadedError),
@@ -81,7 +81,7 @@ class BodyError(InvalidRequestError):
 
 
 class ErrorDetail(msgspec.Struct):
-    """The error, as text and as codes."""
+    """An error, as text and as codes."""
 
     message: str
     type: str
@@ -116,7 +116,7 @@ def status_of(error: Exception) -> HTTPStatus:
 
 
 def public_message(error: Exception) -> str:
-    """Return what a client is told about an error."""
+    """Return the message about an error that a client may see."""
     return str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
 
 
@@ -132,7 +132,7 @@ def error_body(error: Exception) -> bytes:
 
 
 def error_response(error: Exception, scope: Scope | None = None) -> Response:
-    """Return the response to a request that ended in `error`; without a scope its body is OpenAI's."""
+    """Return the response to a request that ended in `error`; without a scope the body is OpenAI's."""
     status = status_of(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
     body = error_body(error) if scope is None else failure_body(scope, error)
@@ -140,7 +140,7 @@ def error_response(error: Exception, scope: Scope | None = None) -> Response:
 
 
 def failure_body(scope: Scope, error: Exception) -> bytes:
-    """Return the JSON body of an error, in the form of the API that the request came through."""
+    """Return the JSON body of an error, in the format of the API that the request used."""
     if not is_messages_path(route_path(scope)):
         return error_body(error)
     logger.debug("error response: %s", type(error).__name__, exc_info=error)
@@ -148,7 +148,7 @@ def failure_body(scope: Scope, error: Exception) -> bytes:
 
 
 def is_messages_path(path: str) -> bool:
-    """Return whether a route answers as Anthropic's API does."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == _MESSAGES_PATH or path.startswith(_MESSAGES_PATH + "/")
 
 
@@ -159,7 +159,7 @@ def messages_error_body(status: HTTPStatus, message: str, request_id: str) -> by
 
 
 def failure_response(scope: Scope, error: Exception) -> Response:
-    """Return the response to a request that failed; an internal error is logged."""
+    """Return the response to a failed request; log an internal error."""
     if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed: %s", scope["method"], scope["path"], error)
     return error_response(error, scope)
@@ -168,7 +168,8 @@ def failure_response(scope: Scope, error: Exception) -> Response:
 def rejection(
     status: int, message: str, headers: Mapping[str, str] | None = None, scope: Scope | None = None
 ) -> Response:
-    """Return the error response to a request that is rejected before it reaches a route, or by one without a state."""
+    """Return the error response to a request that is rejected before it reaches a route, or by a route without a
+    state."""
     if scope is not None and is_messages_path(route_path(scope)):
         body = messages_error_body(HTTPStatus(status), message, RequestId.of(scope).text)
     else:

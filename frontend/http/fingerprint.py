@@ -1,6 +1,7 @@
-"""`Fingerprint`: the `system_fingerprint` of answers: everything besides the request that its tokens depend on.
+"""`Fingerprint`: the `system_fingerprint` of responses, which covers everything besides the request that affects
+tokens.
 
-Schedules, batch sizes and numbers of processes are not part of it: an answer does not depend on them.
+Schedules, batch sizes and process counts are not part of it: a response does not depend on them.
 """
 
 import hashlib
@@ -19,16 +20,16 @@ _DECISIVE = (
     *("model", "dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "seed", "chat_template", "logprobs_mode"),
     *("device", "is_batch_invariant", "enable_tp_invariant_inference", "calculate_kv_scales"),
 )
-"""Settings that tokens or logprobs depend on."""
+"""Settings that affect tokens or logprobs."""
 
 
 class Fingerprint:
-    """Computes fingerprints, once per configuration: the engine may be replaced while the server runs.
+    """Computes fingerprints, one per configuration: the engine may be replaced while the server runs.
 
     Args:
-        mode: full: `octavo-VERSION-tpN-HASH`, with `-tpN` only if there are several workers; hash: without it; custom:
-            the next argument; none: no fingerprint.
-        custom: the fingerprint under `custom`.
+        mode: full: `octavo-VERSION-tpN-HASH`, with `-tpN` only if there are several workers; hash: only the hash;
+        custom: the text in `custom`; none: no fingerprint.
+        custom: the fingerprint in the mode `custom`.
     """
 
     def __init__(self, mode: FingerprintMode = "none", custom: str | None = None) -> None:
@@ -37,7 +38,7 @@ class Fingerprint:
         self._latest: tuple[ResolvedConfig, str, str] | None = None
 
     def of(self, config: ResolvedConfig, weights_digest: str) -> str | None:
-        """Return the fingerprint of an engine, None for none."""
+        """Return the fingerprint of an engine; `None` if the mode is none."""
         if self._mode == "none":
             return None
         if self._mode == "custom":

@@ -1,4 +1,4 @@
-"""Reads multipart forms with one file."""
+"""Reads multipart forms that have one file."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +13,10 @@ from octavo.protocol.errors import InvalidRequestError
 
 @asynccontextmanager
 async def form_with_file(request: ApiRequest, max_fields: int) -> AsyncIterator[tuple[FormData, UploadFile]]:
-    """Read a form; its file is gone afterwards.
+    """Read a form. Its file is deleted when the context ends.
 
     Raises:
-        InvalidRequestError: the body is no form, or has no file.
+        InvalidRequestError: the body is not a form, or has no file.
     """
     try:
         async with request.form(max_files=1, max_fields=max_fields) as form:

@@ -1,4 +1,4 @@
-"""From the body of `/inference/v1/generate` to that of `/v1/completions`, which everything behind it is made for."""
+"""Turns the body of `/inference/v1/generate` into that of `/v1/completions`, whose code serves both."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import SamplingParams
 
 _OTHERS = ("prompt_logprob_token_ids", "prompt_logprob_start", "speech_rules")
-"""Parameters that `/v1/completions` does not have."""
+"""Parameters that `/v1/completions` does not have at all."""
 
 _NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args", *_OTHERS)
-"""Parameters that a body of `/v1/completions` does not have under this name."""
+"""Parameters that `/v1/completions` does not have under this name."""
 
 _FIELDS = [name for name in SamplingParams.__struct_fields__ if name not in _NOT_FIELDS]
 
@@ -25,7 +25,7 @@ ERROR_NAMES = {
     "max_tokens": "sampling_params.max_tokens",
     **{name: f"sampling_params.{name}" for name in (*_FIELDS, *_OTHERS)},
 }
-"""Names of fields in errors, by those of plain completions."""
+"""Field names for errors, by the field names of `/v1/completions`."""
 
 
 class _Given(msgspec.Struct):
@@ -33,14 +33,14 @@ class _Given(msgspec.Struct):
 
 
 def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[CompletionRequest, dict[str, Any]]:
-    """Return the same request to plain completions, and the parameters that these do not have.
+    """Return the equivalent body for `/v1/completions`, and the parameters that have no field there.
 
     Args:
         request: the body.
-        max_model_len: of the engine.
+        max_model_len: the maximum context length of the engine.
 
     Raises:
-        InvalidRequestError: a parameter is wrong; `param` is its path.
+        InvalidRequestError: a parameter is invalid; `param` is its path.
     """
     if request.features is not None:
         raise InvalidRequestError(

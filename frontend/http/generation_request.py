@@ -1,4 +1,4 @@
-"""From the sampling fields of a request body to a `GenerationRequest`, for chat and plain completions alike."""
+"""Turns the sampling fields of a request body into a `GenerationRequest`, for chat and plain completions alike."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from octavo.protocol.repetition import RepetitionDetectionParams
 from octavo.protocol.sampling_table import ROWS
 
 _SAMPLING_FIELDS = [row.name for row in ROWS if row.is_request_field]
-"""Request fields that are `SamplingParams` fields of the same name."""
+"""Request fields that set the `SamplingParams` field of the same name."""
 
 _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -35,7 +35,7 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "repetition_detection": (RepetitionDetectionParams(),),
 }
-"""Fields that beam search does not support, with their neutral values; None is neutral for all of them."""
+"""Fields that beam search does not support, with their neutral values; None is always neutral."""
 
 
 def generation_request(
@@ -49,22 +49,22 @@ def generation_request(
     """Return the generation that a body requests, without its structured output.
 
     Args:
-        body: checked by `check_fields`.
-        max_tokens: None if the body does not say.
+        body: the body, already checked by `check_fields`.
+        max_tokens: `None` if the body does not set it.
         logprobs: as in `SamplingParams`; ignored if the body names the tokens.
         default_max_tokens: as in `GenerationRequest`.
-        adapter: the one that the body's model name selects.
+        adapter: the LoRA adapter that the body's model name selects.
     """
     overrides = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     overrides["logprobs"] = None if body.logprob_token_ids else logprobs
     overrides["prompt_logprobs"] = body.prompt_logprobs
     overrides["extra_args"] = body.vllm_xargs
     if body.kv_transfer_params:
-        read_transfer_params(body.kv_transfer_params)  # an error of theirs names them, not `vllm_xargs`
+        read_transfer_params(body.kv_transfer_params)  # first, so that an error names this field and not `vllm_xargs`
         overrides["extra_args"] = {**(body.vllm_xargs or {}), PARAMS: body.kv_transfer_params}
     overrides["output_kind"] = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     if body.use_beam_search:
-        overrides["temperature"] = 1.0  # not used: a search returns several sequences at any temperature
+        overrides["temperature"] = 1.0  # unused: beam search returns several sequences at any temperature
     return GenerationRequest(
         overrides=overrides,
         max_tokens=max_tokens,
@@ -82,10 +82,10 @@ def generation_request(
 
 
 def check_fields(body: SamplingFields) -> None:
-    """Reject fields that exclude each other: of streams, and of beam searches.
+    """Reject fields that exclude each other, in streams and in beam searches.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: two fields contradict each other; `param` names one of them.
     """
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options is only for requests with stream=true", "stream_options")

@@ -1,4 +1,4 @@
-"""`HttpProtocol`: uvicorn's HTTP/1.1 connection with limits on request heads, idle time and unread responses.
+"""`HttpProtocol`: uvicorn's HTTP/1.1 connection, with limits on request heads, idle time and unread responses.
 
 uvicorn implements the rest of HTTP.
 """
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
 UNFINISHED_S = 60
-"""Time limit for a complete request head or other buffered part, and between two pieces of a body."""
+"""Seconds for a complete request head or other buffered part, and between two parts of a body."""
 
 UNREAD_S = 60
-"""Time within which a client must read at least one byte of the unsent response."""
+"""Seconds within which a client must read at least one byte of the unsent response."""
 
 ERROR_RESPONSE_S = 1
-"""Time a rejected client gets to read the error response."""
+"""Seconds that a rejected client gets to read the error response."""
 
 _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
-"""Headers of an upgrade offer; `connection` lists them too."""
+"""Headers that offer an upgrade; `connection` lists them too."""
 
 
 class _TurnFlow(FlowControl):
-    """Flow control of a connection that is read in its turn. The transport pauses after each read.
+    """Flow control of a connection that reads only when the throttle lets it. The transport pauses after each read.
 
-    It must not refer to the protocol: the cycle would leave every connection to the garbage collector.
+    It must not refer to the protocol: with a cycle, every connection would wait for the garbage collector.
     """
 
     def __init__(self, transport: asyncio.Transport, caller: socket.socket, throttle: Throttle | None) -> None:
@@ -55,7 +55,8 @@ class _TurnFlow(FlowControl):
             self.read_next()
 
     def read_next(self) -> None:
-        """Read again when data have arrived and it is this connection's turn; without a throttle, at once."""
+        """Resume reading when data have arrived and the throttle lets this connection read; without a throttle, at
+        once."""
         if self._transport.is_closing():
             return
         if self._throttle is None:
@@ -65,9 +66,9 @@ class _TurnFlow(FlowControl):
 
 
 async def _run(cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
-    """Answer a request.
+    """Handle a request.
 
-    The scope refers to the cycle's own methods. If the cycle kept the scope, every request would be left to the garbage
+    The scope refers to the cycle's own methods. If the cycle kept the scope, every request would wait for the garbage
     collector, which would take half a second after a flood.
     """
     try:
@@ -82,7 +83,7 @@ class HttpProtocol(HttpToolsProtocol):
     The length limit is uvicorn's `h11_max_incomplete_event_size`, which its httptools connections ignore.
     """
 
-    # With more attributes than share their keys, each connection's dictionary would take 1.5 KB.
+    # With more attributes than a shared-key dictionary allows, each connection's dictionary would take 1.5 KB.
     __slots__ = (
         "_caller",
         "_is_encrypted",
@@ -101,7 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, caller: socket.socket, throttle: Throttle
     ) -> None:
-        """Create a connection with its socket and the throttle that all connections share."""
+        """Create a connection from its socket and the throttle that all connections share."""
         super().__init__(config, server_state, app_state={})
         self._caller = caller
         self._throttle = throttle
@@ -109,20 +110,20 @@ class HttpProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The latest request that was started; `cycle` is the latest that has arrived."""
         self._num_kept_bytes = 0
-        """Bytes received since the parser last called back; it buffers these."""
+        """Bytes received since the parser last called back. The parser buffers these."""
         self._is_in_message = False
-        """The head is complete, the body is not."""
+        """Whether the head is complete and the body is not."""
         self._unfinished_timer: asyncio.TimerHandle | None = None
         """Runs while the parser buffers a part or a body is incomplete."""
         self._unread_timer: asyncio.TimerHandle | None = None
         """Runs while the client may have left data unread."""
         self._is_rejected = False
         self._is_upgrade_offered = False
-        """The last head offers an upgrade; it is parsed again without the offer, see `_feed`."""
+        """Whether the last head offers an upgrade. It is parsed again without the offer, see `_feed`."""
         self._is_queued = False
-        """Received data wait in the throttle."""
+        """Whether received data wait for the throttle."""
         self._is_shutdown_pending = False
-        """The server shuts down; this connection does so once it has handled what has arrived."""
+        """Whether the server is shutting down. The connection then closes after handling what has arrived."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the first request."""
@@ -132,9 +133,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """Handle the data, and read no more before the next turn of this connection.
+        """Handle the data, and pause reading until the throttle lets this connection read again.
 
-        asyncio decrypts a TLS connection as soon as data arrive, so its data get their turn only here.
+        asyncio decrypts a TLS connection as soon as data arrive, so the throttle applies only here.
         """
         self._unset_keepalive_if_required()
         self.transport.pause_reading()
@@ -145,20 +146,20 @@ class HttpProtocol(HttpToolsProtocol):
             self._handle_in_turn(data)
 
     def shutdown(self) -> None:
-        """Shut down after all requests that have arrived."""
+        """Shut down after all requests that have arrived are handled."""
         if self._has_unread_data:
             self._is_shutdown_pending = True
         else:
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, unless a request has arrived and waits for its turn."""
+        """Close the connection, unless a request has arrived and waits for the throttle."""
         if not self._has_unread_data:
             super().timeout_keep_alive_handler()
 
     @property
     def _has_unread_data(self) -> bool:
-        """True if data have arrived that will be handled in the next turn of this connection."""
+        """Return whether data have arrived that will be handled in this connection's next turn."""
         return self._is_queued or (not self.flow.read_paused and bool(first_bytes(self._caller)))
 
     def _handle_in_turn(self, data: bytes) -> None:
@@ -183,7 +184,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_unfinished_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers and end the current request, which wakes tasks; with TLS, when it is its turn."""
+        """Cancel the timers and end the current request, which wakes tasks; with TLS, when the throttle allows."""
         self._throttle.forget(self._caller)
         self._reset_unfinished()
         self._stop_unread_timer()
@@ -195,7 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._throttle.run(lambda: self._end(exc))
 
     def pause_writing(self) -> None:
-        """Start the timeout for reading: the request of a slow client holds memory, and possibly KV blocks."""
+        """Start the timeout for reading: a slow client's request holds memory, and possibly KV blocks."""
         super().pause_writing()
         self._stop_unread_timer()
         self._start_unread_timer()
@@ -206,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_unread_timer()
 
     def on_headers_complete(self) -> None:
-        """Accept or reject the head. It may have arrived together with the data after it."""
+        """Accept or reject the head, which may have arrived together with later data."""
         self._reset_unfinished()
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > self._max_bytes:
@@ -230,15 +231,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._reset_unfinished()
         if not (self._is_rejected or self._is_upgrade_offered):
             super().on_message_complete()
-            self.headers = []  # the scope has them, and drops them where the rest of a request may wait for long
+            self.headers = []  # the scope has them, and drops them where a request may wait for long
             if self.cycle.response_complete and self.timeout_keep_alive_task is None:
-                # The response was complete before the body, and the body's data cancelled the keep-alive timeout.
+                # The response was complete before the body, whose data cancelled the keep-alive timeout.
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
 
     def _end(self, exc: Exception | None) -> None:
-        """End the requests; uvicorn would let one run to its end if others have arrived behind it."""
+        """End the requests. uvicorn would let one run to its end if others have arrived behind it."""
         super().connection_lost(exc)
         running = self._running
         if running is not None and running is not self.cycle and not running.response_complete:
@@ -254,8 +255,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _feed(self, data: bytes) -> None:
         """Feed the parser.
 
-        A head may offer an upgrade, as some clients offer HTTP/2 every time, and a server may ignore it (RFC 9110,
-        7.8). The parser does not accept a body in such a request, so the request is parsed again without the offer.
+        A head may offer an upgrade: some clients offer HTTP/2 every time. A server may ignore the offer (RFC 9110,
+        7.8), but the parser accepts no body in such a request. So the request is parsed again without the offer.
         """
         self._unset_keepalive_if_required()
         while data:
@@ -288,12 +289,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._unfinished_timer = self.loop.call_later(UNFINISHED_S, self._on_unfinished_timeout)
 
     def _on_unfinished_timeout(self) -> None:
-        """Close the connection, unless a complete request is being answered and the rest can wait."""
+        """Close the connection, unless a complete request is being handled and the rest can wait."""
         self._unfinished_timer = None
         if self.parser is None:  # the connection is lost
             return
         is_paused = self._is_in_message and self.flow.read_paused
-        if is_paused or self._has_unread_data:  # we have not read, the client is not at fault
+        if is_paused or self._has_unread_data:  # we have not read, so the client is not at fault
             self._start_unfinished_timer()
         elif self._is_in_message or self.cycle is None or self.cycle.response_complete:
             self.transport.close()
@@ -303,7 +304,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._unread_timer = self.loop.call_later(UNREAD_S, self._check_unread, num_bytes, self.cycle)
 
     def _check_unread(self, num_bytes_before: int, cycle_before: RequestResponseCycle | None) -> None:
-        """Close the connection if the client read nothing: the write buffer did not shrink and nothing was added."""
+        """Close the connection if the client read nothing: the write buffer did not shrink and nothing was added to
+        it."""
         self._unread_timer = None
         is_answering = self.cycle is not None and not self.cycle.response_complete
         may_have_grown = self.cycle is not cycle_before or (is_answering and not self.flow.write_paused)
@@ -329,7 +331,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.config.h11_max_incomplete_event_size or 0
 
     def _reject(self) -> None:
-        """Send an error response, unless an earlier response is being sent, and close."""
+        """Send an error response, unless an earlier response is being sent, and close the connection."""
         if self._is_rejected or self.transport.is_closing():
             return
         self._is_rejected = True
@@ -338,7 +340,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_rejection(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request is larger than {limit}"
             )
-            # Closing at once with unread data would reset the connection before the client reads the response.
+            # Closing now, with unread data, would reset the connection before the client reads the response.
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self.loop.call_later(ERROR_RESPONSE_S, self.transport.close)
@@ -346,7 +348,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with a JSON error like all others, unless a response is being sent."""
+        """Respond to invalid HTTP with a JSON error as everywhere, unless a response is being sent."""
         cycle = self.cycle
         is_in_body = cycle is not None and cycle.more_body and not cycle.response_started
         if cycle is None or cycle.response_complete or is_in_body:

@@ -17,25 +17,25 @@ BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Listener:
-    """Listening sockets, one per HTTP process. Clients that connect before a process is ready wait in its queue.
+    """Listening sockets, one per HTTP process. A socket's queue holds clients that connect before its process is ready.
 
-    The kernel distributes the connections to a port among its sockets. This process keeps all of them open, so that the
-    queue of a process that died is served by its replacement.
+    The kernel distributes the connections to a port among its sockets. This process keeps all of them open, so the
+    replacement of a process that died serves its queue.
     """
 
     sockets: tuple[socket.socket, ...]
     url: str
     """URL of the server: `http://host:port`, `https://host:port` or `unix:PATH`."""
     path: Path | None = None
-    """Path of a Unix socket."""
+    """Path of a Unix socket; `None` for TCP."""
 
     @property
     def socket(self) -> socket.socket:
-        """The socket of this process."""
+        """The listening socket of this process."""
         return self.sockets[0]
 
     def close(self) -> None:
-        """Stop listening, and remove the file of a Unix socket. Safe to call twice."""
+        """Stop listening, and remove the file of a Unix socket. Idempotent."""
         for one in self.sockets:
             one.close()
         if self.path is not None:
@@ -43,7 +43,7 @@ class Listener:
 
 
 def listen(config: ServerConfig) -> Listener:
-    """Bind the address in the configuration.
+    """Bind the configured address.
 
     Raises:
         StartupError: the address is in use or cannot be bound, or the TLS files are invalid.
@@ -64,10 +64,10 @@ def listen(config: ServerConfig) -> Listener:
 
 
 def _bind_tcp(family: int, address: Any, count: int) -> tuple[socket.socket, ...]:
-    """Return sockets that share one port.
+    """Return `count` sockets that share one port.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
     first = socket.create_server(address, family=family, backlog=BACKLOG)
     if count == 1:

@@ -1,4 +1,4 @@
-"""The load of the engines in a header of an answer, as load balancers that know ORCA ask for it."""
+"""The load of the engines as a response header, in ORCA's formats for load balancers."""
 
 import msgspec
 from starlette.types import Scope
@@ -12,7 +12,7 @@ FORMATS = ("TEXT", "JSON")
 
 
 def load_format(scope: Scope) -> str:
-    """Return the format in which a request asks for the load; "": in none that is known."""
+    """Return the format in which a request asks for the load; "" if it names no known format."""
     wanted = header_value(scope, FORMAT_HEADER).upper()
     return wanted if wanted in FORMATS else ""
 

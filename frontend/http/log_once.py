@@ -1,19 +1,19 @@
-"""`LogOnce`: one warning for each name that clients send and octavo ignores."""
+"""`LogOnce`: one warning per name that clients send and octavo ignores."""
 
 import logging
 
 MAX_NAMES = 256
-"""Names that one `LogOnce` logs: a client that invents more must not fill the log and the memory."""
+"""Number of names that one `LogOnce` logs. A client that invents more must not fill the log and the memory."""
 
 MAX_NAME_CHARS = 64
 
 
 class LogOnce:
-    """Logs a warning the first time that a name is seen in this process.
+    """Logs a warning the first time that it sees a name in this process.
 
     Args:
-        logger: of the caller.
-        message: with one placeholder for the name.
+        logger: the logger to use.
+        message: the log message, with one placeholder for the name.
     """
 
     def __init__(self, logger: logging.Logger, message: str) -> None:
@@ -22,7 +22,7 @@ class LogOnce:
         self._names: set[str] = set()
 
     def warning(self, name: str) -> None:
-        """Log the name, cut to `MAX_NAME_CHARS`, unless it has been logged."""
+        """Log the name, cut to `MAX_NAME_CHARS`, unless it has been logged before."""
         name = name[:MAX_NAME_CHARS]
         if name not in self._names and len(self._names) < MAX_NAMES:
             self._names.add(name)

@@ -1,4 +1,4 @@
-"""From the body of `/v1/messages` to that of `/v1/chat/completions`, which everything behind it is made for."""
+"""Turns the body of `/v1/messages` into that of `/v1/chat/completions`, whose code serves both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -24,20 +24,20 @@ ERROR_NAMES = {
     "reasoning_effort": "output_config.effort",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
-"""Names of fields in errors, by those of chat completions."""
+"""Field names for errors, by the field names of chat completions."""
 
 _SHOWN_ROLES = ("user", "assistant", "system")
 
 
 def chat_body(request: MessagePrompt, *, separates_reasoning: bool) -> ChatCompletionRequest:
-    """Return the same request to chat completions.
+    """Return the equivalent body for chat completions.
 
     Args:
-        request: the body; one that only counts tokens has no sampling parameters.
-        separates_reasoning: the server has a reasoning parser, without which nothing can limit the reasoning.
+        request: the body; a body that only counts tokens has no sampling parameters.
+        separates_reasoning: whether the server has a reasoning parser; without one nothing can limit the reasoning.
 
     Raises:
-        InvalidRequestError: a message or a tool has something that octavo does not have; `param` is its path.
+        InvalidRequestError: a message or a tool uses a feature that octavo does not have; `param` is its path.
     """
     messages = list(_messages(request))
     last = messages[-1]
@@ -90,7 +90,7 @@ def _messages(request: MessagePrompt) -> Iterator[dict[str, Any]]:
 
 
 def _from_user(role: str, blocks: Sequence[Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the texts and images of a user as one message, and each result of a tool as its own."""
+    """Yield a user's texts and images as one message, and each tool result as a message of its own."""
     parts: list[str | SourcePart] = []
     for place, block in enumerate(blocks):
         at = f"{path}[{place}]"
@@ -108,7 +108,7 @@ def _from_user(role: str, blocks: Sequence[Any], path: str) -> Iterator[dict[str
 
 
 def _image(block: Mapping[str, Any], path: str) -> SourcePart:
-    """Return an image: base64 of a file, or a URL."""
+    """Return an image: a base64-encoded file, or a URL."""
     source = block.get("source")
     match source:
         case {"type": "base64", "media_type": str(kind), "data": str(data)}:
@@ -152,7 +152,7 @@ def _arguments(block: Mapping[str, Any], path: str) -> str:
 
 
 def _text(blocks: Sequence[Any], path: str, first: int = 0) -> str:
-    """Return the text of blocks that may hold nothing else."""
+    """Return the text of blocks that may contain only text."""
     if not isinstance(blocks, list):
         raise InvalidRequestError(f"{path} must be a string or a list of blocks", path)
     texts = []

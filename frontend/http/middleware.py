@@ -1,6 +1,6 @@
-"""ASGI middleware around the whole application: request ids, the root path, HEAD, and what `--middleware` names.
+"""ASGI middleware around the whole application: request ids, the root path, HEAD, and classes named by `--middleware`.
 
-perf: ours return the awaitable of what they wrap. As coroutines they would keep a frame for each request that waits.
+perf: our middleware returns the awaitable of the wrapped application. A coroutine would keep a frame for each request.
 """
 
 import inspect
@@ -19,13 +19,13 @@ from octavo.protocol.errors import ConfigError
 
 
 class RequestIdMiddleware:
-    """Adds `X-Request-Id` to every response, and `request-id` to those of Anthropic's API, whose clients read it."""
+    """Adds `X-Request-Id` to every response, and `request-id` for clients of Anthropic's API, which read that."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return self._app(scope, receive, send)
         request_id = RequestId.of(scope)
@@ -42,14 +42,14 @@ class RequestIdMiddleware:
 
 
 class PathMiddleware:
-    """Answers HEAD as GET, and redirects from the root path without its slash to the page there.
+    """Handles HEAD like GET, and redirects the root path without a trailing slash to the page at that path.
 
-    The page refers to its files by relative URLs, which needs the slash.
+    The page refers to its files by relative URLs, which need the slash.
 
     Args:
         app: the application.
-        root_path: prefix under which a proxy serves the application; requests may come with or without it. A mounted
-            application has the root path of its mount instead.
+        root_path: path prefix under which a proxy serves the application; requests may arrive with or without it. A
+            mounted application has the root path of its mount instead.
     """
 
     def __init__(self, app: ASGIApp, root_path: str = "") -> None:
@@ -57,7 +57,7 @@ class PathMiddleware:
         self._root_path = root_path.rstrip("/")
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] == "http":
             root_path = scope["root_path"] = scope.get("root_path") or self._root_path
             if root_path and scope["path"] == root_path:
@@ -68,14 +68,14 @@ class PathMiddleware:
 
 
 def load_middleware(names: Iterable[str]) -> list[Middleware]:
-    """Return the middleware that the user names, outermost first: the last name wraps all before it.
+    """Return the middleware that the user names, outermost first: the last name wraps all names before it.
 
     Args:
-        names: `module.Class` of an ASGI middleware, or `module.function` of a coroutine function that gets the request
-            and `call_next`.
+        names: `module.Class` for an ASGI middleware, or `module.function` for a coroutine function that takes the
+        request and `call_next`.
 
     Raises:
-        ConfigError: it does not exist, or is neither.
+        ConfigError: the object does not exist, or is neither kind.
     """
     return [_load(name) for name in names][::-1]
 

@@ -1,4 +1,4 @@
-"""`choose_state`: which model a request is for, on a server that has joined engines of several."""
+"""`choose_state`: finds the model of a request, on a server that has joined engines of several models."""
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -29,7 +29,7 @@ OF_SERVER = frozenset(
         "/version",
     }
 )
-"""Routes that answer for all models."""
+"""Routes that serve all models together."""
 
 BY_BODY = frozenset(
     {
@@ -54,10 +54,10 @@ BY_BODY = frozenset(
         "/v2/rerank",
     }
 )
-"""Routes whose body names the model; without a name it is the first one. All further routes need it in the query."""
+"""Routes whose body names the model; without a name the first model is used. All other routes need `?model=NAME`."""
 
 BY_FORM = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-"""Routes whose form names the model: they read it, and choose."""
+"""Routes whose form names the model: their handlers read the form and choose the model."""
 
 
 class _Body(msgspec.Struct):
@@ -68,13 +68,13 @@ async def choose_state(state: AppState, path: str, scope: Scope, body: bytes) ->
     """Return the state of the model that a request names.
 
     Args:
-        state: of the application.
-        path: of the route, with the names of its parameters.
-        scope: of the request.
-        body: of the request.
+        state: the state of the application.
+        path: the path of the route, with the names of its parameters.
+        scope: the ASGI scope of the request.
+        body: the request body.
 
     Raises:
-        InvalidRequestError: the route is about one model, and the request names none.
+        InvalidRequestError: the route is for one model, and the request names none.
         ModelNotFoundError: no engine serves the model.
     """
     if not state.others or path in OF_SERVER or path in BY_FORM:
@@ -92,7 +92,7 @@ async def choose_state(state: AppState, path: str, scope: Scope, body: bytes) ->
 
 
 def _model_of(body: bytes) -> str | None:
-    """Return the model that a body names. None too if it is invalid: then the route rejects it."""
+    """Return the model that a body names. Also `None` if the body is invalid: the route will reject it."""
     try:
         return _DECODER.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

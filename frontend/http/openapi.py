@@ -1,7 +1,7 @@
 """The OpenAPI description of the routes, from the msgspec schemas that decode and encode their bodies.
 
-The description of a route is self-contained, because it may be part of an embedding application's document. In our own
-document each schema occurs once (`share_schemas`).
+The description of a route is self-contained, because it may become part of an embedding application's document. In our
+own document each schema occurs once (`share_schemas`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,12 +50,12 @@ Schema: TypeAlias = type[msgspec.Struct]
 
 
 def request_body(schema: Schema) -> Document:
-    """Return the part of an operation that describes a JSON body."""
+    """Return the part of an operation that describes its JSON body."""
     return {"requestBody": {"required": True, "content": {JSON: {"schema": inlined(schema)}}}}
 
 
 def path_parameter(name: str) -> Document:
-    """Return the part of an operation that describes a variable of its path."""
+    """Return the part of an operation that describes a variable in its path."""
     return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
 
 
@@ -71,12 +71,12 @@ def responses(
     """Return the responses of an operation.
 
     Args:
-        body: of a success, if that is JSON.
-        media_type: of a success that is text; None for both: it is empty.
-        streams: a success may be a stream of events instead.
-        failures: statuses besides those of all routes, or of all routes with a body.
-        has_request_body: the route decodes one.
-        error: the body of failures.
+        body: schema of a successful response, if it is JSON.
+        media_type: media type of a successful response that is text; None for both: the response is empty.
+        streams: a successful response may be a stream of events instead.
+        failures: error statuses in addition to those of all routes, or of all routes with a body.
+        has_request_body: whether the route decodes a request body.
+        error: schema of error bodies.
     """
     success: Document = {"description": "Success", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
     content: Document = {}
@@ -85,7 +85,7 @@ def responses(
     elif media_type is not None:
         content[media_type] = {"schema": {"type": "string"}}
     if streams:
-        content[_EVENTS] = {"schema": {}}  # each API has its own events
+        content[_EVENTS] = {"schema": {}}  # each API defines its own events
     if content:
         success["content"] = content
     statuses = {*_EVERYWHERE, *failures, *((*_WITH_BODY, *_WITH_MODEL) if has_request_body else ())}
@@ -117,12 +117,12 @@ def _inline(node: Any, schemas: Mapping[str, Any]) -> Any:
         return node
     if "$ref" in node:
         return _inline(schemas[node["$ref"].removeprefix(_REF)], schemas)
-    # The mapping of a discriminator names components; its values are in the alternatives as well.
+    # A discriminator's mapping names components; its values are in the alternatives as well.
     return {key: _inline(value, schemas) for key, value in node.items() if key != "discriminator"}
 
 
 def share_schemas(document: Document) -> Document:
-    """Return a document with each titled object schema once, under `components`."""
+    """Return a document that has each titled object schema once, under `components`."""
     schemas: Document = {}
 
     def share(node: Any) -> Any:
@@ -144,11 +144,11 @@ def share_schemas(document: Document) -> Document:
 
 
 def form_body(fields: Mapping[str, Any], required: Sequence[str]) -> Document:
-    """Return the description of a form with a file.
+    """Return the description of a form that has a file.
 
     Args:
         fields: schemas of the other fields by name.
-        required: those that a form must have.
+        required: names of the required fields.
     """
     schema = {
         "type": "object",

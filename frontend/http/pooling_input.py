@@ -1,4 +1,4 @@
-"""From the bodies of requests for pooling models to prompts, texts and parameters."""
+"""Turns request bodies for pooling models into prompts, texts and parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,15 +18,15 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling_params import PoolingParams
 
 MAX_INPUTS = 8192
-"""Most texts of one request: all of their results exist at once."""
+"""Maximum number of texts in one request: all of their results exist at the same time."""
 
 
 async def choose_pooling_model(state: AppState, requested: str | None) -> tuple[str, Adapter | None]:
-    """Return the name to answer with and its LoRA adapter; see `AppState.choose_model`.
+    """Return the model name for the response and its LoRA adapter; see `AppState.choose_model`.
 
     Raises:
         ModelNotFoundError: this server does not serve `requested`.
-        InvalidRequestError: it generates text.
+        InvalidRequestError: the model generates text.
     """
     chosen = await state.choose_model(requested)
     require_pooling(state.client.config)
@@ -34,7 +34,7 @@ async def choose_pooling_model(state: AppState, requested: str | None) -> tuple[
 
 
 def pooling_params(body: PoolingFields, **others: Any) -> PoolingParams:
-    """Return the parameters in a body, and others that are not None."""
+    """Return the pooling parameters of a body, and those of `others` that are not None."""
     return PoolingParams(
         use_activation=body.use_activation,
         normalize=body.normalize,
@@ -45,15 +45,15 @@ def pooling_params(body: PoolingFields, **others: Any) -> PoolingParams:
 
 
 async def prompts_of(state: AppState, body: InputFields, prefix: str = "") -> tuple[list[Prompt], Fields]:
-    """Return the prompts of a body, and what it calls them.
+    """Return the prompts of a body, and how errors name the fields that hold them.
 
     Args:
-        state: of the application.
-        body: with texts, token ids or messages.
-        prefix: text before each text.
+        state: the state of the application.
+        body: a body with texts, token ids or messages.
+        prefix: text to put before each text.
 
     Raises:
-        InvalidRequestError: there is none, or the list is empty, too long or mixed.
+        InvalidRequestError: there is no prompt, or the list is empty, too long or mixed.
     """
     if (body.input is None) == (body.messages is None):
         raise InvalidRequestError("give either input or messages", "input")
@@ -96,7 +96,7 @@ async def _conversation_prompt(
 
 
 def _several(found: list[str | int | list[int]]) -> Sequence[Any]:
-    """Return the texts of a list, or the lists of token ids; one list of token ids is one text."""
+    """Return the items of a list: texts or lists of token ids. A flat list of token ids is one item."""
     if not found:
         raise InvalidRequestError("input must not be an empty list", "input")
     kind = type(found[0])
@@ -113,10 +113,10 @@ def _several(found: list[str | int | list[int]]) -> Sequence[Any]:
 
 
 def inputs_of(value: Text | Sequence[Text], field: str, *, is_one: bool = False) -> list[ScoreInput]:
-    """Return the texts and contents of a field of scores; see `score_inputs`.
+    """Return the texts and media contents of one field of a score request; see `score_inputs`.
 
     Raises:
-        InvalidRequestError: there is none, they are too many, or one is malformed.
+        InvalidRequestError: there is no input, there are too many, or one is malformed.
     """
     if value == []:
         raise InvalidRequestError(f"{field} must not be an empty list", field)
@@ -126,10 +126,10 @@ def inputs_of(value: Text | Sequence[Text], field: str, *, is_one: bool = False)
 
 
 def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[ScoreInput], list[ScoreInput]]:
-    """Return the names of both sides, and what they have.
+    """Return the field names of both sides, and the inputs of both.
 
     Raises:
-        InvalidRequestError: they are not named in one of the ways.
+        InvalidRequestError: the body does not use one of the supported pairs of field names.
     """
     ways = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
     given = [names for names in ways if all(getattr(body, name) is not None for name in names)]

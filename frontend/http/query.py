@@ -1,4 +1,4 @@
-"""Parameters in the query of a URL, with errors that name them; pages of a list."""
+"""Query parameters of a URL, with errors that name them; pagination of lists."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ Order = Literal["asc", "desc"]
 
 
 def flag(query: QueryParams, name: str) -> bool:
-    """Return a boolean, False if it is not given.
+    """Return a boolean parameter; False if it is missing.
 
     Raises:
-        InvalidRequestError: it is neither true nor false.
+        InvalidRequestError: the value is neither true nor false.
     """
     match query.get(name, "false"):
         case "true" | "True" | "1":
@@ -28,10 +28,10 @@ def flag(query: QueryParams, name: str) -> bool:
 
 
 def integer(query: QueryParams, name: str, default: int, *, least: int, most: int | None = None) -> int:
-    """Return an integer.
+    """Return an integer parameter.
 
     Raises:
-        InvalidRequestError: it is not an integer, or it is out of bounds.
+        InvalidRequestError: the value is not an integer, or it is out of bounds.
     """
     text = query.get(name)
     if text is None:
@@ -46,7 +46,7 @@ def integer(query: QueryParams, name: str, default: int, *, least: int, most: in
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """A part of a list."""
+    """One page of a list."""
 
     items: Sequence[T]
     has_more: bool
@@ -54,7 +54,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Which part of a list a request wants."""
+    """Which page of a list a request wants."""
 
     limit: int
     order: Order
@@ -62,10 +62,10 @@ class Paging:
 
     @classmethod
     def of(cls, query: QueryParams, *, default: int = 20, most: int = 100) -> "Paging":
-        """Return what `limit`, `order` and `after` say; the newest come first.
+        """Parse `limit`, `order` and `after`. The default order is newest first.
 
         Raises:
-            InvalidRequestError: one of them is wrong.
+            InvalidRequestError: one of them is invalid.
         """
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
@@ -74,7 +74,7 @@ class Paging:
         return cls(limit, "asc" if order == "asc" else "desc", query.get("after"))
 
     def page(self, items: Sequence[T], id_of: Callable[[T], str]) -> Page[T]:
-        """Return the part of a list whose oldest item comes first.
+        """Return the page of a list that is sorted from the oldest item to the newest.
 
         Raises:
             InvalidRequestError: no item has the id `after`.

@@ -1,4 +1,4 @@
-"""`ApiRequest`: a Starlette request whose body was read within our limits, and the id that its response carries."""
+"""`ApiRequest`: a Starlette request whose body was read within our limits, and the id for its response."""
 
 import secrets
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,9 +17,9 @@ _ID = "octavo.request_id"
 
 
 class RequestId:
-    """The id of one request: `X-Request-Id` of the client, else its field `request_id`, else a random one.
+    """The id of one request: the client's `X-Request-Id`, else the body's `request_id`, else a random one.
 
-    An object, so that a middleware that copies the scope still shares it with the route.
+    An object, so that a middleware that copies the scope shares it with the route.
     """
 
     __slots__ = ("_text", "is_from_header")
@@ -44,13 +44,13 @@ class RequestId:
         return self._text
 
     def replace(self, text: str) -> None:
-        """Use another id, unless a header cannot hold it."""
+        """Use another id, unless it cannot be a header value."""
         if text.isascii() and text.isprintable():
             self._text = text[:MAX_ID_CHARS]
 
 
 class RequestBody:
-    """A body that was received whole; also the `receive` of the ASGI application, which returns it once."""
+    """A complete body; also an ASGI `receive` function that returns the body once."""
 
     __slots__ = ("_body", "_receive")
 
@@ -59,23 +59,23 @@ class RequestBody:
         self._receive = receive
 
     async def __call__(self) -> "Message":
-        """Return the body at the first call, then the server's messages."""
+        """Return the body at the first call, later the server's messages."""
         if self._body is None:
             return await self._receive()
         return {"type": "http.request", "body": self.take(), "more_body": False}
 
     def take(self) -> bytes:
-        """Return the body and drop it; empty at the second call."""
+        """Return the body and drop it; later calls return an empty body."""
         body, self._body = self._body, None
         return body or b""
 
     def put_into(self, scope: "Scope") -> None:
-        """Store the body for `ApiRequest`."""
+        """Store the body in a scope, for `ApiRequest`."""
         scope[_BODY] = self
 
 
 class ApiRequest(Request):
-    """The request that a handler gets."""
+    """The request that a handler receives."""
 
     def take_body(self) -> bytes:
         """Return the body and drop it: a response may take minutes, and a body may have megabytes."""
@@ -91,7 +91,7 @@ class ApiRequest(Request):
         return RequestId.of(self.scope).text
 
     def choose_id(self, text: str | None) -> str:
-        """Return the id of this request, which is `text` unless the header `X-Request-Id` names one."""
+        """Return the id of this request: the header `X-Request-Id`, else `text`, else a random one."""
         request_id = RequestId.of(self.scope)
         if not text or request_id.is_from_header:
             return request_id.text
@@ -103,7 +103,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
 def header_value(scope: "Scope", name: bytes) -> str:
-    """Return the first header of this name, "" if there is none; `name` is in lower case."""
+    """Return the first header with this lower-case name; "" if there is none."""
     headers: Any = scope["headers"]
     for key, value in headers:
         if key == name:
@@ -112,7 +112,7 @@ def header_value(scope: "Scope", name: bytes) -> str:
 
 
 def route_path(scope: "Scope") -> str:
-    """Return the path below the application's root path, whether or not the request's path includes that."""
+    """Return the path below the application's root path, whether or not the request's path includes the root path."""
     path, root_path = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     if not root_path or not (path == root_path or path.startswith(root_path + "/")):
         return path

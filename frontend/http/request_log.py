@@ -1,6 +1,6 @@
-"""`RequestLog`: requests and answers as log lines (`--enable-log-requests`, `--enable-log-outputs`).
+"""`RequestLog`: requests and responses as log lines (`--enable-log-requests`, `--enable-log-outputs`).
 
-Texts are escaped, so that each record stays on one line.
+Texts are escaped, so that each record is one line.
 """
 
 import logging
@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RequestLog:
-    """What is logged, and the length limit."""
+    """What to log, and the length limit."""
 
     has_requests: bool
     has_outputs: bool
     max_len: int | None
-    """Most characters of a text, and most token ids; None: all."""
+    """Maximum number of characters of a text, and of token ids; `None` if unlimited."""
     has_deltas: bool = False
-    """With outputs: also each delta of a stream."""
+    """Whether to log each delta of a stream, if outputs are logged."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "RequestLog | None":
-        """Return the log that the flags enable, None if they enable none."""
+        """Return the log that the flags enable; `None` if they enable none."""
         if not (config.enable_log_requests or config.enable_log_outputs):
             return None
         has_outputs = config.enable_log_outputs
@@ -38,7 +38,8 @@ class RequestLog:
         )
 
     def begin(self, generation: PreparedGeneration, request_id: str) -> "LoggedAnswer":
-        """Log a request; return what logs its answer, unless an error ends it or the client disconnects."""
+        """Log a request. Return an object that logs its response, unless the request fails or the client
+        disconnects."""
         if self.has_requests:
             logger.info(
                 "received %s: prompt %s, token ids %s, params %s",
@@ -50,12 +51,12 @@ class RequestLog:
         return LoggedAnswer(self, request_id, is_streamed=generation.params.output_kind is OutputKind.DELTA)
 
     def cut(self, text: str) -> str:
-        """Return a text as it is logged."""
+        """Return a text, escaped and truncated for the log."""
         return repr(text[: self.max_len])
 
 
 class LoggedAnswer:
-    """The outputs of one request, logged when it has finished."""
+    """The outputs of one request, logged when the request has finished."""
 
     def __init__(self, log: RequestLog, request_id: str, *, is_streamed: bool) -> None:
         self._log = log
@@ -65,7 +66,7 @@ class LoggedAnswer:
         self._reasons: dict[int, str | None] = {}
 
     def add(self, output: RequestOutput) -> None:
-        """Log an output, if deltas are logged, and the whole answer with the last."""
+        """Log a delta, if deltas are logged; with the last delta, log the complete response."""
         if not self._log.has_outputs:
             return
         for choice in output.outputs:

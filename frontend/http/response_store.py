@@ -1,6 +1,7 @@
-"""`ResponseStore`: responses that later requests go on from, in memory or in a file. Bounded; knows no HTTP.
+"""`ResponseStore`: stored responses that later requests may continue, in memory or in a file. Bounded; independent of
+HTTP.
 
-A background response is stored before it is generated, and may have its events. The process that generates it is its
+A background response is stored before it is generated, and may have stored events. The process that generates it is its
 owner. If the owner dies, the next reader marks the response as failed.
 """
 
@@ -24,12 +25,12 @@ MAX_BYTES = 256 * 2**20
 MAX_EVENTS_AT_ONCE = 256
 
 USE_RESOLUTION_S = 60.0
-"""A response that was used this recently is not marked as used again: most reads then write nothing."""
+"""Seconds within which a used response is not marked as used again, so that most reads write nothing."""
 
 OWNER_DIED = {"code": "server_error", "message": "the server failed before the response was complete; send it again"}
 
 _VERSION = 2
-"""Of the schema. Version 1 had no totals."""
+"""Version of the schema. Version 1 had no totals."""
 
 _SCHEMA = f"""
 begin immediate;
@@ -56,33 +57,33 @@ end;
 pragma user_version = {_VERSION};
 commit;
 """
-# Counting the rows at each insert would take 20 ms with a full store.
+# Counting the rows at each insert would take 20 ms if the store is full.
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class StoredResponse(msgspec.Struct):
-    """A response and the conversation before its output."""
+    """A response, and the conversation that preceded its output."""
 
     response: dict[str, Any]
     items: list[dict[str, Any]]
-    """Of the whole conversation up to the response, those of earlier responses first."""
+    """Items of the whole conversation up to the response, those of earlier responses first."""
     num_own: int
-    """The last of `items`: the input of the request itself."""
+    """Number of trailing `items` that are the input of the request itself."""
     has_events: bool = False
-    """Its events are stored too, so that a client can read them later."""
+    """Whether its events are stored too, so that a client can read them later."""
     tenant: str | None = None
-    """The name of the tenant that it belongs to."""
+    """Name of the tenant that owns the response."""
 
 
 class ResponseStore:
-    """Keeps the most recently used responses. Several processes may share a file. Blocks: see `StoreThread`.
+    """Keeps the most recently used responses. Several processes may share a file. Its methods block: see `StoreThread`.
 
     Args:
-        path: of an SQLite database; None: memory of this process.
-        max_responses: most of them.
-        max_bytes: of all together, with their events.
+        path: path of an SQLite database; None: keep responses in the memory of this process.
+        max_responses: maximum number of responses.
+        max_bytes: maximum size of all responses together, including their events.
 
     Raises:
         sqlite3.Error: the file cannot be used.
@@ -94,9 +95,9 @@ class ResponseStore:
         self._owner = secrets.token_hex(8)
         self._path = path
         self._lock: int | None = None
-        """The file whose lock tells other processes that this owner is alive."""
+        """The lock file that shows other processes that this owner is alive."""
         self._disowned: set[str] = set()
-        """Responses that ended here although their last state could not be written."""
+        """Responses of this process that ended, but whose last state could not be written."""
         if path is not None:
             _make_private(path)
         self._database = sqlite3.connect(
@@ -111,24 +112,24 @@ class ResponseStore:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes may read and change it."""
+        """Whether other processes may read and change the store."""
         return self._path is not None
 
     @property
     def has_disowned(self) -> bool:
-        """Whether a response of `disown` is not marked as failed yet."""
+        """Whether a response passed to `disown` is not marked as failed yet."""
         return bool(self._disowned)
 
     def put(
         self, stored: StoredResponse, *, is_running: bool = False, first: int = 0, events: Sequence[bytes] = ()
     ) -> None:
-        """Keep a response, and drop those that were not used for the longest time if there are too many.
+        """Store a response. If there are too many, drop the least recently used ones.
 
         Args:
-            stored: replaces the one with the same id.
-            is_running: this process still generates it, so it is not dropped.
+            stored: the response; it replaces one with the same id.
+            is_running: whether this process still generates it; if so, it is not dropped.
             first: the sequence number of the first of `events`.
-            events: appended to those of the response.
+            events: appended to the events of the response.
         """
         data = msgspec.msgpack.encode(stored)
         response_id = stored.response["id"]
@@ -150,7 +151,7 @@ class ResponseStore:
             self._drop_oldest()
 
     def get(self, response_id: str) -> StoredResponse | None:
-        """Return a response, None if it was never stored, or dropped."""
+        """Return a response; `None` if it was never stored or has been dropped."""
         found = self._row(response_id)
         if found is None:
             return None
@@ -166,7 +167,7 @@ class ResponseStore:
         return msgspec.msgpack.decode(data, type=StoredResponse)
 
     def delete(self, response_id: str) -> bool:
-        """Drop a response; False if there is none."""
+        """Drop a response; return False if there is none."""
         with self._writing():
             return self._delete(response_id)
 
@@ -181,8 +182,8 @@ class ResponseStore:
             self._append(response_id, first, events)
 
     def events_after(self, response_id: str, sequence: int) -> tuple[list[tuple[int, bytes]], bool]:
-        """Return the next events behind one, each with its sequence number, and whether more may follow."""
-        is_running = self.is_running(response_id)  # before its events, so none is missed
+        """Return the next events after a sequence number, each with its own number, and whether more may follow."""
+        is_running = self.is_running(response_id)  # read before the events, so none is missed
         if not is_running:
             self.get(response_id)  # ends the events of a response whose process has died
         found = self._database.execute(
@@ -197,9 +198,9 @@ class ResponseStore:
             self._database.execute("update responses set is_cancelled = 1 where id = ?", (response_id,))
 
     def cancel_requests(self) -> list[str]:
-        """Return the responses that this process should cancel. Marks those as failed that it has disowned."""
+        """Return the responses that this process should cancel. Mark disowned responses as failed."""
         for response_id in list(self._disowned):
-            if self.get(response_id) is None:  # dropped
+            if self.get(response_id) is None:  # it was dropped
                 self._disowned.discard(response_id)
         rows = self._database.execute(
             "select id from responses where owner = ? and is_cancelled = 1", (self._owner,)
@@ -207,11 +208,12 @@ class ResponseStore:
         return [row[0] for row in rows]
 
     def disown(self, response_id: str) -> None:
-        """Treat a response of this process as one whose owner has died. Writes nothing: writing may have failed."""
+        """Treat a response of this process as if its owner had died. Writes nothing, because writing may have
+        failed."""
         self._disowned.add(response_id)
 
     def close(self) -> None:
-        """Close the file. This process generates no response any more."""
+        """Close the file. This process must not generate a response any more."""
         self._database.close()
         if self._path is not None and self._lock is not None:
             os.unlink(_lock_path(self._path, self._owner))
@@ -220,7 +222,7 @@ class ResponseStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction that no other process writes beside."""
+        """A transaction during which no other process writes."""
         self._database.execute("begin immediate")
         with self._database:
             yield
@@ -254,7 +256,7 @@ class ResponseStore:
             self._delete(oldest[0])
 
     def _fail(self, response_id: str) -> StoredResponse | None:
-        """Mark a response as failed whose owner has died, unless another process was faster."""
+        """Mark a response whose owner has died as failed, unless another process was faster."""
         if (found := self._row(response_id)) is None:
             return None
         owner, _, data = found
@@ -279,10 +281,10 @@ class ResponseStore:
         self._append(response_id, number, [msgspec.json.encode(event)])
 
     def _check_version(self) -> None:
-        """Refuse a file of another version.
+        """Reject a file of another version.
 
         Raises:
-            sqlite3.DatabaseError: it is one.
+            sqlite3.DatabaseError: the file has another version.
         """
         (version,) = self._database.execute("pragma user_version").fetchone()
         has_tables = self._database.execute("select 1 from sqlite_schema limit 1").fetchone() is not None
@@ -294,7 +296,7 @@ class ResponseStore:
             )
 
     def _hold_lock(self) -> None:
-        """Show that this owner is alive; the kernel releases the lock when the process ends."""
+        """Lock a file to show that this owner is alive. The kernel releases the lock when the process ends."""
         while self._path is not None and self._lock is None:
             file = os.open(_lock_path(self._path, self._owner), os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -314,10 +316,10 @@ class ResponseStore:
 
 
 class StoreThread:
-    """Calls the methods of a store on a thread of its own, in order: a slow disk does not stop the event loop.
+    """Calls the methods of a store in its own thread, in order: a slow disk does not block the event loop.
 
     Args:
-        store: used by this thread alone from now on.
+        store: the store; only this thread may use it from now on.
     """
 
     def __init__(self, store: ResponseStore) -> None:
@@ -331,13 +333,13 @@ class StoreThread:
 
     @property
     def has_disowned(self) -> bool:
-        """Whether a response that ended here is not marked as ended yet."""
+        """Whether a response that ended in this process is not marked as ended yet."""
         return self._store.has_disowned
 
     async def run(
         self, method: Callable[Concatenate[ResponseStore, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Call a method of the store. It runs to its end even if the caller is cancelled.
+        """Call a method of the store. The method completes even if the caller is cancelled.
 
         Raises:
             sqlite3.Error: the file cannot be read or written.
@@ -345,7 +347,7 @@ class StoreThread:
         return await asyncio.shield(asyncio.wrap_future(self._thread.submit(method, self._store, *args, **kwargs)))
 
     def close(self) -> None:
-        """Close the store. Blocks until: the calls before have ended."""
+        """Close the store. Blocks until earlier calls have completed."""
         self._thread.submit(self._store.close).result()
         self._thread.shutdown()
 
@@ -373,7 +375,7 @@ def _remove_if_unlocked(path: str) -> bool:
 
 
 def _make_private(path: str) -> None:
-    """Make the file, if it is missing, so that only this user may read the conversations in it."""
+    """Create the file if it is missing, so that only this user can read the conversations in it."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:

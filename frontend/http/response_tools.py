@@ -1,4 +1,4 @@
-"""Tools of a request to `/v1/responses`: functions, namespaces of functions, and tools that OpenAI's servers run."""
+"""Tools of a request to `/v1/responses`: functions, namespaces of functions, and tools of OpenAI's servers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ _ignored_types = LogOnce(
 class ResponseTools:
     """The functions that the model may call.
 
-    The model calls a function of a namespace NAMESPACE.FUNCTION. Tools of other types are left out and logged, because
-    agents offer them beside their own functions.
+    The model calls a function of a namespace as NAMESPACE.FUNCTION. Other types of tools are dropped and logged,
+    because agents offer them together with their own functions.
 
     Args:
-        tools: of the request.
+        tools: the tools of the request.
 
     Raises:
-        InvalidRequestError: a function is invalid, one of a namespace has the called name of another function, or there
-            are tools but no function; `param` is its path.
+        InvalidRequestError: a function is invalid; the called name of a namespace's function is that of another
+        function; or there are tools but no function. `param` is its path.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.definitions: list[ToolDefinition] = []
         self.namespaces: dict[str, tuple[str, str]] = {}
-        """Namespace and name of each function of a namespace, by the name that the model calls."""
+        """Namespace and name of each function in a namespace, by the name that the model calls."""
         self._paths: dict[str, str] = {}
         for place, tool in enumerate(tools):
             self._add(tool, f"tools[{place}]")
@@ -70,15 +70,15 @@ class ResponseTools:
 
 
 def called_name(name: str, namespace: object) -> str:
-    """Return the name that the model calls."""
+    """Return the function name that the model calls."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def named_choice(function: object, path: str) -> NamedToolChoice:
-    """Return the choice of a function, which may be one of a namespace.
+    """Return the tool choice for a function, which may belong to a namespace.
 
     Raises:
-        InvalidRequestError: it has no name.
+        InvalidRequestError: the function has no name.
     """
     match function:
         case {"name": str(name), **rest}:
@@ -87,7 +87,7 @@ def named_choice(function: object, path: str) -> NamedToolChoice:
 
 
 def _no_function(tool: Mapping[str, Any]) -> InvalidRequestError:
-    """Return the error of a request whose tools, of which this is the first, have no function."""
+    """Return the error for a request whose tools contain no function; `tool` is the first of them."""
     kind = tool.get("type")
     if kind == "namespace":
         return InvalidRequestError("tools[0].tools: the namespace has no function", "tools[0].tools")

@@ -1,4 +1,4 @@
-"""From the body of `/v1/responses` to that of `/v1/chat/completions`, which everything behind it is made for."""
+"""Turns the body of `/v1/responses` into that of `/v1/chat/completions`, whose code serves both."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-_encode = msgspec.msgpack.Encoder().encode  # as the store of responses does
+_encode = msgspec.msgpack.Encoder().encode  # as the response store does
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -33,14 +33,14 @@ ERROR_NAMES = {
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
 }
-"""Names of fields in errors, by those of chat completions."""
+"""Field names for errors, by the field names of chat completions."""
 
 _INERT_INCLUDES = (
     *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
     *("web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs"),
     "computer_call_output.output.image_url",
 )
-"""What cannot be part of an answer here."""
+"""Values of `include` that are accepted and ignored: no response of octavo can contain them."""
 
 
 def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
@@ -53,15 +53,15 @@ def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
 def chat_body(
     request: ResponsesRequest, items: Sequence[Mapping[str, Any]], tools: ResponseTools
 ) -> ChatCompletionRequest:
-    """Return the same request to chat completions.
+    """Return the equivalent body for chat completions.
 
     Args:
         request: the body.
-        items: of the whole conversation, those of the request last.
-        tools: of the request.
+        items: items of the whole conversation, those of the request last.
+        tools: the tools of the request.
 
     Raises:
-        InvalidRequestError: something is wrong, or octavo does not have it; `param` is its path.
+        InvalidRequestError: a field is invalid, or octavo does not support it; `param` is its path.
     """
     messages = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
     messages += _messages(items, len(items) - len(input_items(request)))
@@ -95,11 +95,11 @@ def chat_body(
 
 
 def shown_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    """Return an item of the input in full, as clients expect it in lists.
+    """Return an item of the input with all fields that clients expect in lists.
 
     Args:
-        item: as it was sent, and accepted.
-        item_id: for an item without an id.
+        item: the item as the client sent it, already accepted.
+        item_id: the id to use if the item has none.
     """
     kind = item.get("type", "message")
     shown: dict[str, Any] = {"id": item_id, "type": kind, **item}
@@ -115,10 +115,10 @@ def shown_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
 
 
 def check_settings(request: ResponsesRequest) -> None:
-    """Reject what octavo does not have, and settings that exclude each other.
+    """Reject settings that octavo does not support, and settings that exclude each other.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: a setting is not supported; `param` names the field.
     """
     if request.background and not request.store:
         raise InvalidRequestError("background needs store: a response that is not stored cannot be read", "background")
@@ -128,7 +128,8 @@ def check_settings(request: ResponsesRequest) -> None:
         _note_unused_verbosity()
     if request.prompt is not None:
         raise InvalidRequestError("prompt is not supported here: send the text as instructions and input", "prompt")
-    for name in ("input", "tools", "tool_choice", "text", "metadata"):  # what responses repeat, and the store keeps
+    # responses repeat these, and the store keeps them
+    for name in ("input", "tools", "tool_choice", "text", "metadata"):
         try:
             _encode(getattr(request, name))
         except OverflowError:
@@ -139,12 +140,12 @@ def check_settings(request: ResponsesRequest) -> None:
 
 @cache
 def _note_unused_verbosity() -> None:
-    """Say it once: agents send it with every request."""
+    """Log it once: agents send it with every request."""
     logger.warning("ignored text.verbosity: no chat template knows it; further occurrences are not logged")
 
 
 def _messages(items: Sequence[Mapping[str, Any]], first_own: int) -> Iterator[dict[str, Any]]:
-    """Yield the messages of items. What the assistant reasons, says and calls in one turn is one message."""
+    """Yield the messages for a list of items. The assistant's reasoning, text and calls of one turn are one message."""
     turn: dict[str, Any] | None = None
     for place, item in enumerate(items):
         path = f"input[{place - first_own}]"
@@ -190,7 +191,7 @@ def _add_to_turn(turn: dict[str, Any], item: Mapping[str, Any], kind: str, path:
 
 
 def _content(content: object, path: str, *, has_media: bool = False) -> str | list[Any]:
-    """Return a content: its text, or a list of texts and media, which only users send."""
+    """Return a content: its text, or a list of texts and media. Only users send media."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

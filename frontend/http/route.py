@@ -25,7 +25,7 @@ from octavo.frontend.http.request import ApiRequest, RequestBody, header_value
 from octavo.protocol.errors import OctavoError
 
 APP_STATE = "octavo.app_state"
-"""Key of the scope."""
+"""Key in the ASGI scope."""
 
 FORM = "multipart/form-data"
 
@@ -36,20 +36,20 @@ Endpoint: TypeAlias = Callable[..., Coroutine[Any, Any, Response]]
 
 
 def streams_body(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint that reads its body itself, and bounds it: a file may be longer than other bodies."""
+    """Mark an endpoint that reads its body itself, with a limit of its own: a file may be longer than other bodies."""
     setattr(endpoint, _STREAMS_BODY, True)
     return endpoint
 
 
 class ApiRoute(APIRoute):
-    """A route of the engine's API; `bound_to` makes the class that a router uses."""
+    """A route of the engine's API. `bound_to` creates the class that a router uses."""
 
     app_state: ClassVar[AppState]
     body_reader: ClassVar[BodyReader]
     allowed_origins: ClassVar[Collection[str]]
-    """Of pages that may upload files; "*" means all."""
+    """Origins whose pages may upload files; "*" means all."""
     is_included: ClassVar[bool]
-    """True in an embedding application, which may have added dependencies."""
+    """Whether an embedding application includes the route. It may have added dependencies."""
 
     @classmethod
     def bound_to(
@@ -62,7 +62,7 @@ class ApiRoute(APIRoute):
     ) -> "type[ApiRoute]":
         """Return a class for the routes of one engine.
 
-        A class and not an instance, because FastAPI may make new routes of it when it includes a router.
+        A class instead of an instance, because FastAPI may create new routes when it includes a router.
         """
         members = {
             "app_state": app_state,
@@ -79,7 +79,7 @@ class ApiRoute(APIRoute):
         self._parameters = tuple(inspect.signature(endpoint).parameters)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, with our request and our errors."""
+        """Return FastAPI's handler, with our request class and our error responses."""
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
@@ -91,13 +91,13 @@ class ApiRoute(APIRoute):
         return handle_request
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, *, is_alone: bool = False) -> None:
-        """Receive the body and answer until the client disconnects.
+        """Receive the body, and run the handler until it is done or the client disconnects.
 
         Args:
-            scope: of the request.
-            receive: of the server.
-            send: of the server.
-            is_alone: no layer of the application reads the scope from now on.
+            scope: the ASGI scope of the request.
+            receive: the ASGI receive function of the server.
+            send: the ASGI send function of the server.
+            is_alone: whether no other layer of the application reads the scope from now on.
         """
         if self.methods and scope["method"] not in self.methods:
             await super().handle(scope, receive, send)
@@ -138,11 +138,11 @@ class ApiRoute(APIRoute):
             else:
                 response = await self._respond(ApiRequest(scope, received))
                 if is_alone and watch.is_direct:
-                    scope["headers"] = ()  # some kilobytes, and the request may wait for long
+                    scope["headers"] = ()  # the headers take some kilobytes, and the request may wait for long
                 await response(scope, received, send)
 
     async def _respond(self, request: ApiRequest) -> Response:
-        """Answer without FastAPI's dependency resolution, which takes longer than everything else in HTTP."""
+        """Run the handler without FastAPI's dependency resolution, which takes longer than everything else in HTTP."""
         arguments = {name: request.scope[APP_STATE] if name == "state" else request for name in self._parameters}
         try:
             response: Response = await self.endpoint(**arguments)
@@ -151,12 +151,12 @@ class ApiRoute(APIRoute):
         return response
 
     def _is_allowed_origin(self, scope: Scope) -> bool:
-        """Return False for the page of an origin that may not upload: a browser sends a form without a preflight."""
+        """Return False if the page of another origin sends a form. Browsers send forms without a preflight."""
         allowed = self.allowed_origins
         return "*" in allowed or is_own_origin(scope) or header_value(scope, b"origin") in allowed
 
     def _rejection(self, scope: Scope) -> Response | None:
-        """Return the error response if the headers already rule the request out, else None."""
+        """Return the error response if the headers already show that the request is invalid, else `None`."""
         if FORM in self._body_types:
             if not self._is_allowed_origin(scope):
                 return _origin_rejection(scope)
@@ -164,7 +164,8 @@ class ApiRoute(APIRoute):
                 message = f"the body must be a form, sent as Content-Type: {FORM}"
                 return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
         elif self._body_types and not _is_json(header_value(scope, b"content-type")):
-            # A web page of another origin can send any other type to a local server without a preflight request.
+            # A web page of another origin can send any other content type to a local server without a preflight
+            # request.
             message = "the body must be sent as Content-Type: application/json"
             return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
         error = self.body_reader.rejected_length(header_value(scope, b"content-length"))

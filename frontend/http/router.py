@@ -68,14 +68,15 @@ from octavo.protocol.config import ServerConfig
 
 
 def create_router(client: AsyncClient, config: ServerConfig | None = None) -> APIRouter:
-    """Return the routes that one engine answers, to be included in a FastAPI application.
+    """Return the routes for one engine, to be included in a FastAPI application.
 
-    The router brings its limits on bodies and its error bodies. API keys, CORS and pages belong to `create_app`: an
-    application that includes the router does its own authentication.
+    The router has its own body limits and error bodies. API keys, CORS and pages belong to `create_app`: an application
+    that includes the router does its own authentication.
 
     Args:
-        client: of the engine; its owner closes it. Gets an observer that counts for `/metrics`, unless it has one.
-        config: of the server; only settings about requests apply. None: the defaults.
+        client: the engine's client; its owner closes it. It gets an observer that counts for `/metrics`, unless it has
+        one.
+        config: the server's configuration, of which only settings about requests apply. None: the defaults.
 
     Raises:
         ConfigError: the configuration has `lora_modules`, tenants, traces or an access log, or names a parser, a
@@ -92,7 +93,7 @@ def create_router(client: AsyncClient, config: ServerConfig | None = None) -> AP
 
 
 def add_routes(router: APIRouter, config: ServerConfig) -> None:
-    """Add the routes of the API to a router whose route class is an `ApiRoute`."""
+    """Add the API's routes to a router whose route class is an `ApiRoute`."""
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/chat/completions/batch", create_chat_completion_batch, ChatBatchRequest, ChatCompletion)
@@ -177,7 +178,7 @@ def add_dev_routes(router: APIRouter) -> None:
 
 
 def add_admin_routes(router: APIRouter) -> None:
-    """Add the routes for operators, which only an admin key may open."""
+    """Add the routes for operators, which require an admin key."""
     add = _Adder(router)
     add.get(ADMIN_PATH, admin.list_engines, EngineList)
     add.post(f"{ADMIN_PATH}/add", admin.add_engine, AddEngine, EngineList, failures=(409,))
@@ -188,7 +189,7 @@ def add_admin_routes(router: APIRouter) -> None:
 
 
 class _Adder:
-    """Adds routes with their descriptions."""
+    """Adds routes together with their OpenAPI descriptions."""
 
     def __init__(self, router: APIRouter) -> None:
         self._router = router

@@ -258,7 +258,7 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
     Args:
         states: of the routes, one for each model; a request that names none is for the first one. They share the
             background tasks.
-        config: of the server.
+        config: the configuration of the server.
         keys: the accepted API keys.
         calls: what is kept of each HTTP request.
 

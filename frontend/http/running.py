@@ -20,7 +20,7 @@ class RunningGenerations:
     An `ExitStack` would take 800 bytes for each request that waits, and a `contextmanager` 400.
 
     Args:
-        state: of the application.
+        state: the state of the application.
         error_names: the caller's names of parameters, for errors that leave the context.
         recorder: makes the receipt; None: there is none.
     """

@@ -57,7 +57,7 @@ def check_names(clients: Sequence[AsyncClient], addresses: Sequence[str]) -> Non
 
     Args:
         clients: one for each model.
-        addresses: of their engines.
+        addresses: the addresses of their engines.
 
     Raises:
         ConfigError: two models have the same name.

@@ -67,7 +67,7 @@ class EventStream(Response):
     Args:
         pieces: one or several events each; closed at the end, because the engine must hear at once that nobody reads.
         keep_alive_s: seconds of silence after which a comment is sent; 0: never.
-        framing: of the pieces.
+        framing: the framing of the pieces.
         fail: makes the events of a later error, for an API that has its own.
     """
 

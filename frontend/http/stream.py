@@ -32,12 +32,12 @@ async def stream_pieces(
     """Generate for one prompt or several; yield server-sent events. The first failure ends all prompts.
 
     Args:
-        state: of the application.
+        state: the state of the application.
         prepared: what is generated, by request id; emptied.
-        renderer: of the answer.
+        renderer: the renderer of the response.
         error_names: the caller's names of parameters.
         recorder: makes the receipt; None: there is none.
-        framing: of the events.
+        framing: the framing of the events.
 
     Raises:
         OctavoError: how a request failed.

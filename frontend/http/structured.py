@@ -1,4 +1,4 @@
-"""From the fields of a request to the constraint on its answer. Compiles nothing."""
+"""From the fields of a request to the constraint on its response. Compiles nothing."""
 
 import msgspec
 

@@ -20,17 +20,17 @@ from octavo.protocol.errors import OctavoError
 
 
 class WholeAnswer(Response):
-    """Generates for one prompt or several, then sends the answer. The first failure ends all prompts.
+    """Generates for one prompt or several, then sends the response. The first failure ends all prompts.
 
     While the request waits, the frames of its route are gone, and what it does not need any more with them.
 
     Args:
-        state: of the application.
+        state: the state of the application.
         prepared: what is generated, by request id; emptied.
         render: makes the body of the outputs, one per prompt.
         error_names: the caller's names of parameters.
         recorder: makes the receipt; None: there is none.
-        store: keeps the answer, after it was rendered and before it is sent; None: nobody does.
+        store: keeps the response, after it was rendered and before it is sent; None: nobody does.
         reports_load: the format of the header with the load; "": there is none.
     """
 
@@ -56,7 +56,7 @@ class WholeAnswer(Response):
         self._reports_load = reports_load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate, and send the answer.
+        """Generate, and send the response.
 
         Raises:
             Exception: an unexpected error, after the client has got an error response.

@@ -85,7 +85,7 @@ class ChatTemplate:
 
         Args:
             template: `--chat-template`: a file or the text itself.
-            tokenizer: of the model, for its own templates and special tokens.
+            tokenizer: the tokenizer of the model, for its own templates and special tokens.
             content_format: of messages.
 
         Raises:

@@ -21,7 +21,7 @@ class Detokenizer:
     the very end becomes one.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         prompt_token_ids: the prompt; if empty, the output is a separate text, without the space that
             some tokenizers put before a text.
         skip_special_tokens: leave special tokens out.

@@ -39,7 +39,7 @@ class MediaPart(dict[str, Any]):
     """Stands for an item of media that was taken out of a message; made by the server only.
 
     Args:
-        kind: of the item: "image", "video" or "audio".
+        kind: the kind of the item: "image", "video" or "audio".
         placeholder: the text that stands for it where a template takes strings.
     """
 

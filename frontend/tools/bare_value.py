@@ -54,7 +54,7 @@ def open_value(text: str, schema: object, is_final: bool) -> str | None:
 
     Args:
         text: the value so far.
-        schema: of the value. Only a string's JSON is known before its end.
+        schema: the schema of the value. Only a string's JSON is known before its end.
         is_final: no more text will follow, so all of it is returned.
     """
     if is_text(schema):

@@ -38,7 +38,7 @@ class NativeParser(ToolParser):
     """Calls in the model's format, which are the whole answer.
 
     Args:
-        parser: of that format.
+        parser: the parser of that format.
     """
 
     def __init__(self, parser: ToolParser) -> None:

@@ -99,7 +99,7 @@ class _Reader:
 
     Args:
         text: may end inside the arguments.
-        position: of their opening brace.
+        position: the position of their opening brace.
         quote: the mark around strings.
         bare: matches values without marks.
         is_final: no more text will follow.

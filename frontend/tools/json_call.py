@@ -25,7 +25,7 @@ def read_call(
 
     Args:
         text: may end inside the object.
-        position: of the expected opening brace.
+        position: the position of the expected opening brace.
         is_final: no more text will follow.
         argument_keys: accepted names of the member with the arguments.
         name_key: name of the member with the function's name.
@@ -62,7 +62,7 @@ def read_calls(
 
     Args:
         text: may end inside the array.
-        position: of its opening bracket.
+        position: the position of its opening bracket.
         is_final: no more text will follow.
         name_key: as for `read_call`.
         needs_arguments: as for `read_call`.

@@ -61,7 +61,7 @@ def read_value(text: str, position: int) -> Span:
 
     Args:
         text: may end inside the value.
-        position: of its first character.
+        position: the position of its first character.
     """
     start = limit = position
     closers: list[str] = []
@@ -100,7 +100,7 @@ def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
 
     Args:
         text: may end inside the object.
-        position: of its opening brace.
+        position: the position of its opening brace.
     """
     start, limit = position, position + 1
     position = skip_space(text, limit)

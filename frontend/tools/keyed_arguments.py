@@ -28,7 +28,7 @@ def keyed_arguments(
     """Return the format of the arguments, required ones first.
 
     Args:
-        schema: of all arguments.
+        schema: the schema of all arguments.
         key_end: the mark between a key and its value.
         separator: the text between two arguments.
         value: returns the format of a value by its schema, None if there is none.

@@ -61,7 +61,7 @@ def read_call_list(text: str, position: int = 0) -> tuple[list[ToolCall], int]:
 
     Args:
         text: any text may follow the list.
-        position: of the opening bracket of the list.
+        position: the position of the opening bracket of the list.
 
     Returns:
         The calls, and the end of the list.

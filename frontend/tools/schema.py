@@ -30,7 +30,7 @@ def with_tag(
     """Return a form in the notation of a structural tag, whose errors name the caller's field.
 
     Args:
-        form: of the caller.
+        form: the form of the caller.
         answer_tag: says the same, and what else the answer may be.
         schemas: further schemas in the tag, by the names of their fields.
     """

@@ -64,7 +64,7 @@ def summarize(
     """Return the figures of a run.
 
     Args:
-        outcomes: of all requests.
+        outcomes: the outcomes of all requests.
         duration_s: from sending the first request to the end of the last answer.
         metrics: latencies to report, from `METRICS`.
         percents: percentiles to report.

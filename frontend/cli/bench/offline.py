@@ -13,7 +13,7 @@ def bench_parser(name: str, description: str) -> FlagParser:
     """Return a parser with the engine's flags; `add_bench_flags` adds those of the measurement.
 
     Args:
-        name: of the benchmark.
+        name: the name of the benchmark.
         description: of it.
     """
     return config_parser(f"octavo bench {name}", description, has_server=False)
@@ -52,11 +52,11 @@ def show_result(
     """Print a table and write the result file, if one is given.
 
     Args:
-        title: of the table.
+        title: the title of the table.
         rows: names and values.
         figures: content of the file, with vLLM's names.
-        settings: of the engine.
-        options: of the measurement.
+        settings: the settings of the engine.
+        options: the options of the measurement.
 
     Raises:
         CommandError: the file cannot be written.

@@ -20,7 +20,7 @@ def prompts_in(path: Path, column: str | None) -> Iterator[str]:
 
     Args:
         path: a file or a directory.
-        column: of the prompts; None: the first of `TEXT_COLUMNS` in a row.
+        column: the column of the prompts; None: the first of `TEXT_COLUMNS` in a row.
 
     Raises:
         CommandError: there is no such file, or it cannot be read.

@@ -1,1 +1,1 @@
-"""From outputs of the client to the public JSON. Pure functions: no IO."""
+"""Renders the client's outputs as public JSON. Pure functions: no IO."""

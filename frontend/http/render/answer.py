@@ -1,4 +1,4 @@
-"""What whole and streamed answers have in common: the server's settings and the request's."""
+"""Settings of the server and of the request that unary and streamed responses share."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,13 @@ from octavo.protocol.config import ServerConfig
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """Settings of this server that all answers depend on."""
+    """Server settings that all responses depend on."""
 
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     names_are_ids: bool = False
-    """Logprobs write tokens as "token_id:ID" unless the request says otherwise."""
+    """Whether logprobs write tokens as "token_id:ID" unless the request says otherwise."""
     has_metrics: bool = False
-    """How long a request took."""
+    """Whether responses contain timing metrics of the request."""
 
     @classmethod
     def of(cls, config: ServerConfig) -> "AnswerSettings":
@@ -35,49 +35,49 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """Identity of an answer, and what it contains."""
+    """Identity and contents of a response."""
 
     id: str
-    """`chatcmpl-...` or `cmpl-...`."""
+    """Id of the response: `chatcmpl-...` or `cmpl-...`."""
     created: int
-    """Seconds since the epoch."""
+    """Unix time of the response in seconds."""
     model: str
     names: TokenNames
     fingerprint: str | None = None
     num_logprobs: int | None = None
-    """None: no logprobs."""
+    """Number of alternatives per token; `None` if no logprobs are requested."""
     names_logprobs: bool = False
-    """The caller has named the tokens: all of them are shown."""
+    """Whether the client has named the tokens whose logprobs it wants: all of them are shown."""
     chat: AnswerRendering = field(default_factory=AnswerRendering)
-    """Chat: how the output becomes a message."""
+    """For chat: how outputs become messages."""
     has_token_ids: bool = False
     has_weight_versions: bool = False
-    """Also if one version of the weights has drawn all tokens."""
+    """Whether to show weight versions even if a single version drew all tokens."""
     has_usage: bool = False
-    """In streams: a last chunk with the usage."""
+    """In streams: whether a last chunk has the usage."""
     has_running_usage: bool = False
-    """In streams: the usage so far in every chunk."""
+    """In streams: whether every chunk has the usage so far."""
     has_metrics: bool = False
-    """How long it took, where there is one choice; in streams with the usage."""
+    """Whether to report timings if there is one choice; streams report them together with the usage."""
     recorder: Recorder | None = None
-    """Makes the receipt of the answer; None: there is none."""
+    """Makes the receipt of the response; `None` if no receipt is made."""
 
     @property
     def has_receipt(self) -> bool:
-        """Whether the answer ends in its receipt."""
+        """Whether the response ends with its receipt."""
         return self.recorder is not None and self.recorder.is_shown
 
     @property
     def receipt(self) -> Receipt | UnsetType:
-        """The receipt of a complete answer; UNSET: the caller wants none."""
+        """The receipt of a complete response; UNSET if the client wants none."""
         return UNSET if self.recorder is None else self.recorder.shown
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether chunks of streams say something about each token."""
+        """Whether chunks of streams carry data about each token."""
         return self.has_token_ids or self.has_weight_versions
 
     def weight_versions(self, choice: CompletionOutput) -> list[WeightRange] | UnsetType:
-        """Return which weights drew the tokens of a choice, if the caller wants to know or several did."""
+        """Return which weights drew the tokens of a choice, if the client wants to know or several versions did."""
         ranges = choice.weight_versions
         return ranges if self.has_weight_versions or len(ranges) > 1 else UNSET

@@ -1,4 +1,4 @@
-"""From outputs of the client to chat completions, whole and in chunks. Does no IO."""
+"""Renders the client's outputs as chat completions, unary and in chunks. No IO."""
 
 from collections.abc import Sequence
 
@@ -27,11 +27,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
-    """Return the whole answer as JSON.
+    """Return the complete response as JSON.
 
     Args:
-        output: finished, with everything that was generated.
-        style: of the answer.
+        output: finished, with all generated tokens.
+        style: the style of the response.
     """
     completion = _completion([output], [style.chat], style)
     completion.prompt_token_ids = output.prompt_token_ids if style.has_token_ids else UNSET
@@ -43,12 +43,12 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
 def render_chat_batch(
     outputs: Sequence[RequestOutput], renderings: Sequence[AnswerRendering], style: AnswerStyle
 ) -> bytes:
-    """Return the answers to several conversations as JSON, each as the choice of its index.
+    """Return the responses to several conversations as JSON, each as the choice with its index.
 
     Args:
-        outputs: one per conversation, finished, with one sequence each.
+        outputs: one finished output per conversation, with one sequence each.
         renderings: how each output becomes a message.
-        style: of the answer.
+        style: the style of the response.
     """
     completion = _completion(outputs, renderings, style)
     for index, choice in enumerate(completion.choices):
@@ -80,14 +80,14 @@ def _completion(
 
 
 class ChatChunks:
-    """The chunks of one streamed answer.
+    """Renders the chunks of one streamed response.
 
-    Every choice opens with a chunk that has a role and no text; its last chunk alone has a finish
-    reason, and an empty delta. If all chunks have the usage so far, the finish reason comes with the
-    last delta instead, as vLLM sends it: no chunk repeats a count.
+    Every choice opens with a chunk that has a role and no text. Its last chunk has the finish reason and an empty
+    delta. If all chunks have the usage so far, the finish reason comes with the last delta instead, as in vLLM: no
+    chunk repeats a count.
 
     Args:
-        style: of the answer.
+        style: the style of the response.
         n: number of choices.
     """
 
@@ -98,13 +98,13 @@ class ChatChunks:
         self._has_begun = False
         self._is_plain = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
-        """The frame of each choice whose chunks hold only text."""
+        """The frame of each choice whose chunks contain only text."""
         parser = style.chat.parser
         self._outputs = [] if parser is None else [parser.stream() for _ in range(n)]
-        """Parser of each choice; empty where all of the text is content."""
+        """Parser of each choice; empty if all text is content."""
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
-        """Return the chunks for a delta, as JSON. A conversation is the only prompt."""
+        """Return the chunks for a delta, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         chunks = [] if self._has_begun else self._opening(output)
         self._has_begun = True
@@ -123,7 +123,7 @@ class ChatChunks:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return the chunk after the last choice has ended: usage and receipt, if requested."""
+        """Return the chunk that follows the end of the last choice: usage and receipt, if requested."""
         if not (self._style.has_usage or self._style.has_receipt):
             return []
         chunk = self._with_choices([], self._usage.total() if self._style.has_usage else UNSET)
@@ -145,7 +145,7 @@ class ChatChunks:
         return chunks
 
     def _text_chunk(self, choice: CompletionOutput) -> bytes:
-        """Return a chunk with only text."""
+        """Return a chunk that contains only text."""
         frame = self._frames.get(choice.index)
         if frame is None:
             marked = ChunkChoice(index=choice.index, delta=Delta(content=MARK))
@@ -153,7 +153,7 @@ class ChatChunks:
         return frame.around(choice.text)
 
     def _parsed(self, choice: CompletionOutput, parser: OutputStream) -> list[ChunkChoice]:
-        """Return what is new of a choice whose text is not all content; the first one has the tokens."""
+        """Return the new parts of a choice whose text is not only content; the first part has the tokens."""
         deltas = list(chat_deltas(parser.push(choice)))
         first = deltas[:1] or ([Delta()] if self._shows_tokens(choice) else [])
         rest = [ChunkChoice(index=choice.index, delta=delta) for delta in deltas[1:]]
@@ -172,7 +172,7 @@ class ChatChunks:
         rendered[-1].stop_reason = choice.stop_reason
 
     def _shows_tokens(self, choice: CompletionOutput) -> bool:
-        """True when there are tokens to show, with or without a text."""
+        """Return whether there are tokens to show, with or without text."""
         return bool(choice.token_ids) and (choice.logprobs is not None or self._style.shows_tokens)
 
     def _fresh(self, choice: CompletionOutput, delta: Delta) -> ChunkChoice:

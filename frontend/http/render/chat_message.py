@@ -1,4 +1,4 @@
-"""From parsed chat outputs to messages and deltas of the public API."""
+"""Turns parsed chat outputs into messages and deltas of the public API."""
 
 from collections.abc import Iterator
 
@@ -16,11 +16,11 @@ from octavo.frontend.http.schemas.chat import (
 from octavo.frontend.tools.answer import AnswerDelta, CallDelta
 
 TOOL_CALLS = "tool_calls"
-"""Finish reason of an answer that stopped and contains calls."""
+"""Finish reason of a response that stopped and contains tool calls."""
 
 
 def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
-    """Return the message of a whole output."""
+    """Return the message for a complete output."""
     if rendering.parser is None:
         return ChatMessage(rendering.echo + text, role=rendering.role)
     answer = rendering.parser.parse(text).merged()
@@ -35,7 +35,7 @@ def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
 
 
 def chat_deltas(answer: AnswerDelta) -> Iterator[Delta]:
-    """Yield the new parts of an answer: reasoning, content and each call separately."""
+    """Yield the new parts of a response: reasoning, content and each call separately."""
     for part in answer.in_order():
         if part.reasoning:
             yield Delta(reasoning=part.reasoning)

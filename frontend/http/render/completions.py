@@ -1,4 +1,4 @@
-"""From outputs of the client to plain completions, whole and in chunks. Does no IO."""
+"""Renders the client's outputs as plain completions, unary and in chunks. No IO."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class EchoStyle:
     prompts: list[str]
     """Text of each prompt."""
     shows_completion: bool = True
-    """False for `max_tokens` 0: the one token that had to be generated is not shown."""
+    """False if `max_tokens` is 0: the one token that the engine had to generate is not shown."""
 
 
 class CompletionAnswer:
-    """One answer to one or several prompts; choice i of prompt p has index p * n + i.
+    """One response to one or several prompts. Choice i of prompt p has the index p * n + i.
 
     Args:
-        style: of the answer.
-        n: choices per prompt.
+        style: the style of the response.
+        n: number of choices per prompt.
         echo: None: choices do not repeat their prompts.
-        shows_prompt_logprobs: the caller asked for `prompt_logprobs` by that name.
+        shows_prompt_logprobs: whether the client requested logprobs by the name `prompt_logprobs`.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class CompletionAnswer:
         is_short = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._is_plain = is_short and echo is None and not shows_prompt_logprobs
         self._frames: dict[int, TextFrame] = {}
-        """The frame of each choice whose chunks hold only text."""
+        """The frame of each choice whose chunks contain only text."""
         self._places: dict[int, TextPlace] = {}
-        """Position in the text up to which logprobs were sent, per choice that has begun."""
+        """Position in the text up to which logprobs were sent, for each choice that has begun."""
         self._prompt_logprobs: dict[int, list[PositionLogprobs | None]] = {}
         """Prompt logprobs from the first output of each prompt: later choices of a stream need them too."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """Return the whole answer as JSON.
+        """Return the complete response as JSON.
 
         Args:
-            outputs: one per prompt, finished, with everything that was generated.
+            outputs: one finished output per prompt, with all generated tokens.
         """
         choices = []
         for prompt_index, output in enumerate(outputs):
@@ -76,7 +76,7 @@ class CompletionAnswer:
         return self._last(response)
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
-        """Return the chunks for a delta, as JSON: one per choice with something new."""
+        """Return the chunks for a delta, as JSON: one per choice that has something new."""
         self._note(output, prompt_index)
         chunks = []
         for choice in output.outputs:
@@ -92,20 +92,20 @@ class CompletionAnswer:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return the chunk after the last choice has ended: usage and receipt, if requested."""
+        """Return the chunk that follows the end of the last choice: usage and receipt, if requested."""
         if not (self._style.has_usage or self._style.has_receipt):
             return []
         return [self._last(self._response([], self._usage.total() if self._style.has_usage else UNSET))]
 
     def _last(self, response: CompletionResponse) -> bytes:
-        """Encode the chunk about the whole request."""
+        """Encode the chunk that concerns the whole request."""
         if self._style.has_metrics:
             response.metrics = self._usage.metrics()
         response.receipt = self._style.receipt
         return _encode(response)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        """Return a chunk with only text."""
+        """Return a chunk that contains only text."""
         frame = self._frames.get(index)
         if frame is None:
             usage = None if self._style.has_usage else UNSET  # a chunk of plain text has no running usage

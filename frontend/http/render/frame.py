@@ -1,4 +1,4 @@
-"""`TextFrame`: chunks of a stream that differ only in their text."""
+"""`TextFrame`: renders chunks of a stream that differ only in their text."""
 
 import msgspec
 
@@ -10,10 +10,10 @@ _ENCODED_MARK = _encode(MARK)
 
 
 class TextFrame:
-    """The bytes around the text.
+    """The bytes before and after the text of a chunk.
 
     Args:
-        chunk: JSON with `MARK` in place of the text, and no string of a client's after it.
+        chunk: JSON with `MARK` in place of the text; no client-supplied string may follow it.
     """
 
     __slots__ = ("_after", "_before")
@@ -22,5 +22,5 @@ class TextFrame:
         self._before, _, self._after = chunk.rpartition(_ENCODED_MARK)
 
     def around(self, text: str) -> bytes:
-        """Return the chunk with this text."""
+        """Return the chunk that contains this text."""
         return self._before + _encode(text) + self._after

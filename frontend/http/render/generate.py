@@ -1,4 +1,4 @@
-"""From outputs of the client to answers of `/inference/v1/generate`, whole and in chunks. Does no IO."""
+"""Renders the client's outputs as responses of `/inference/v1/generate`, unary and in chunks. No IO."""
 
 import base64
 import io
@@ -18,10 +18,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TokensAnswer:
-    """One answer that consists of tokens.
+    """One response that consists of tokens.
 
     Args:
-        style: of the answer; names tokens by their ids.
+        style: the style of the response; it names tokens by their ids.
     """
 
     def __init__(self, style: AnswerStyle) -> None:
@@ -29,7 +29,7 @@ class TokensAnswer:
         self._usage = UsageCount(by_choice=style.has_running_usage)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """Return the whole answer as JSON; `outputs` has the one prompt's."""
+        """Return the complete response as JSON; `outputs` has one item."""
         (output,) = outputs
         self._usage.add(output)
         logprobs = None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
@@ -45,7 +45,7 @@ class TokensAnswer:
         return _encode(response)
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
-        """Return the chunks for a delta, as JSON: one per choice with something new."""
+        """Return the chunks for a delta, as JSON: one per choice that has something new."""
         self._usage.add(output)
         chunks = []
         for choice in output.outputs:
@@ -57,7 +57,7 @@ class TokensAnswer:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return the chunk after the last choice has ended: the usage, if requested."""
+        """Return the chunk that follows the end of the last choice: the usage, if requested."""
         if not self._style.has_usage:
             return []
         return [_encode(GenerateResponse(request_id=self._style.id, choices=[], usage=self._usage.total()))]
@@ -65,7 +65,7 @@ class TokensAnswer:
     def _choice(self, choice: CompletionOutput) -> GenerateChoice:
         logprobs = None
         if choice.logprobs is not None:
-            # As in vLLM, the chosen token stands for alternatives that were not asked for.
+            # As in vLLM, the chosen token is reported in place of alternatives that were not requested.
             num_top = None if self._style.names_logprobs else self._style.num_logprobs or None
             logprobs = chat_logprobs(choice.token_ids, choice.logprobs, self._style.names, num_top)
         return GenerateChoice(
@@ -74,7 +74,7 @@ class TokensAnswer:
 
 
 def _array_text(rows: Sequence[Sequence[float]]) -> str:
-    """Return base64 of an array of float32 in NumPy's format, which can hold minus infinity."""
+    """Return a float32 array in NumPy's file format as base64, which can represent minus infinity."""
     file = io.BytesIO()
     np.save(file, np.array(rows, dtype=np.float32), allow_pickle=False)
     return base64.b64encode(file.getvalue()).decode()

@@ -14,16 +14,16 @@ LOWEST = -9999.0
 
 
 class TokenTexts(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that this module needs."""
 
     special_token_ids: frozenset[int]
-    """Special tokens, such as BOS, which does not appear in the text."""
+    """Special tokens, such as BOS, which do not appear in the text."""
 
     def token_string(self, token_id: int) -> str:
-        """Return the text of a token; part of a character shows as U+FFFD."""
+        """Return the text of a token. A part of a character is shown as U+FFFD."""
 
     def token_bytes(self, token_id: int, is_first: bool = False) -> bytes:
-        """Return the bytes of a token; without the space that some tokenizers put before the first of a text."""
+        """Return the bytes of a token. For the first token of a text, omit the space that some tokenizers put there."""
 
 
 class TokenNames:
@@ -34,13 +34,13 @@ class TokenNames:
         self._as_ids = as_ids
 
     def name(self, token_id: int) -> str:
-        """Return the name of a token."""
+        """Return the name of a token for display."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_string(token_id)
 
     def unique_name(self, token_id: int) -> str:
         """Return the name of a token where names are keys: `bytes:\\x..` for a token that is part of a character.
 
-        The texts of such tokens are all U+FFFD. This is the notation of OpenAI's plain completions.
+        The text of all such tokens is U+FFFD. This is the notation of OpenAI's plain completions.
         """
         name = self.name(token_id)
         if "\ufffd" not in name:
@@ -51,7 +51,7 @@ class TokenNames:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def data(self, token_id: int) -> list[int]:
-        """Return the bytes of a token, which show what U+FFFD in its text replaces."""
+        """Return the bytes of a token, including those that U+FFFD replaces in its text."""
         return list(self._tokenizer.token_bytes(token_id))
 
     def text_bytes(self, token_id: int) -> bytes:
@@ -72,10 +72,10 @@ class TokenNames:
 
 
 class TextPlace:
-    """A position in a text that advances token by token; a token that is part of a character does not advance it.
+    """A position in a text that advances token by token. A token that is only part of a character does not advance it.
 
     Args:
-        offset: in characters, where it begins.
+        offset: offset in characters at which the text begins.
     """
 
     def __init__(self, offset: int) -> None:
@@ -90,13 +90,14 @@ class TextPlace:
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs], names: TokenNames, num_top: int | None
 ) -> ChatLogprobs:
-    """Return the chat form.
+    """Return logprobs in the chat format.
 
     Args:
-        token_ids: what was generated.
+        token_ids: the generated tokens.
         logprobs: one entry per token.
         names: how to write tokens.
-        num_top: alternatives to show per token; -1: all. None: the chosen token, then those that the caller named.
+        num_top: number of alternatives to show per token; -1: all. None: show the chosen token, then those the client
+        named.
     """
     content = []
     for token_id, position in zip(token_ids, logprobs, strict=True):
@@ -114,14 +115,14 @@ def completion_logprobs(
     place: TextPlace,
     prompt: str | None = None,
 ) -> CompletionLogprobs:
-    """Return the form of plain completions; a token without logprobs (a prompt's first) has null.
+    """Return logprobs in the format of plain completions. A token without logprobs (a prompt's first) has null.
 
     Args:
-        token_ids: of the prompt or generated.
+        token_ids: the token ids of the prompt or generated.
         logprobs: one entry per token.
         names: how to write tokens.
-        place: position of the first token in the choice's text; advanced past the last.
-        prompt: the text, where the tokens are those of the prompt.
+        place: position of the first token in the choice's text; advanced past the last token.
+        prompt: the text of the prompt, if the tokens are those of the prompt.
     """
     result = CompletionLogprobs([], [], [], [])
     pieces = map(names.text_bytes, token_ids) if prompt is None else names.prompt_bytes(token_ids, prompt)
@@ -135,7 +136,7 @@ def completion_logprobs(
 
 
 def join_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    """Return the logprobs of a prompt and of what followed it."""
+    """Return the logprobs of a prompt and of its continuation, joined."""
     return CompletionLogprobs(
         first.text_offset + second.text_offset,
         first.token_logprobs + second.token_logprobs,
@@ -145,7 +146,7 @@ def join_logprobs(first: CompletionLogprobs, second: CompletionLogprobs) -> Comp
 
 
 def prompt_logprobs(logprobs: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
-    """Return vLLM's form: by token id, with ranks."""
+    """Return logprobs in vLLM's format: by token id, with ranks."""
     return [
         None
         if position is None
@@ -158,12 +159,12 @@ def prompt_logprobs(logprobs: Sequence[PositionLogprobs | None]) -> PromptLogpro
 
 
 def _alternatives(token_id: int, position: PositionLogprobs, num_top: int | None) -> list[int]:
-    """Return the most likely tokens; the chosen one only when it is among them."""
+    """Return the most likely tokens. The chosen token is included only if it is among them."""
     if num_top is None:
         return list(position)
     if num_top == -1:
         num_top = len(position)
-    # The chosen token is first in the dict whatever its rank; the others are sorted by falling logprob.
+    # The chosen token comes first in the dict regardless of its rank. The others are sorted by descending logprob.
     rank = position[token_id].rank or 1
     others = [other for other in position if other != token_id]
     if rank <= num_top:
@@ -172,7 +173,7 @@ def _alternatives(token_id: int, position: PositionLogprobs, num_top: int | None
 
 
 def _by_name(position: PositionLogprobs, names: TokenNames) -> dict[str, float]:
-    """Different tokens may have the same text: the most likely one is kept."""
+    """Return logprobs by token name. If several tokens have the same text, keep the most likely one."""
     result: dict[str, float] = {}
     for token_id, entry in position.items():
         name, logprob = names.unique_name(token_id), _finite(entry.logprob)

@@ -1,4 +1,4 @@
-"""From outputs of the client to answers of Anthropic's Messages API, whole and as events of a stream. Does no IO."""
+"""Renders the client's outputs as responses of Anthropic's Messages API, unary and as events of a stream. No IO."""
 
 import json
 from typing import Any
@@ -18,13 +18,13 @@ _BLOCK_DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}
 
 
 def render_message(output: RequestOutput, style: AnswerStyle) -> bytes:
-    """Return the whole answer as JSON.
+    """Return the complete response as JSON.
 
-    A call whose arguments the length limit has cut off is left out: its arguments would be no object.
+    A call whose arguments were cut off by the length limit is omitted: its arguments would not be an object.
 
     Args:
-        output: finished, with everything that was generated.
-        style: of the answer.
+        output: finished, with all generated tokens.
+        style: the style of the response.
     """
     usage = UsageCount()
     usage.add(output)
@@ -43,10 +43,10 @@ def render_message(output: RequestOutput, style: AnswerStyle) -> bytes:
 
 
 class MessageEvents:
-    """The events of one streamed answer: each block starts, grows and stops before the next one starts.
+    """The events of one streamed response. Each block starts, grows and stops before the next one starts.
 
     Args:
-        style: of the answer.
+        style: the style of the response.
     """
 
     def __init__(self, style: AnswerStyle) -> None:
@@ -56,11 +56,11 @@ class MessageEvents:
         self._has_begun = False
         self._num_blocks = 0
         self._open: tuple[str, int | None] | None = None
-        """Type of the block that grows, and which call it is."""
+        """Type of the block that is growing, and the index of its call."""
         self._has_calls = False
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
-        """Return the events for a delta, as JSON. A conversation is the only prompt."""
+        """Return the events for a delta, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         events: list[dict[str, Any]] = []
         if not self._has_begun:
@@ -84,21 +84,21 @@ class MessageEvents:
         return [_encode(event) for event in events]
 
     def last(self) -> list[bytes]:
-        """Return the event behind the end of the answer."""
+        """Return the event that ends the response."""
         return [_encode({"type": "message_stop"})]
 
     def _grow(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Return the events that add text to a block of this type."""
+        """Return the events that append text to a block of this type."""
         events = []
         if self._open != (kind, None):
             block: dict[str, Any] = {"type": kind, kind: ""}
             if kind == "thinking":
-                block["signature"] = ""  # Anthropic's own, which nobody here can make
+                block["signature"] = ""  # Anthropic's own signature, which we cannot make
             events += self._start_block((kind, None), block)
         return [*events, self._delta({"type": _BLOCK_DELTAS[kind], kind: text})]
 
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
-        """Return the events that add arguments to a call, or start it."""
+        """Return the events that append arguments to a call, or start the call."""
         self._has_calls = True
         events = []
         if call.name is not None:
@@ -146,9 +146,9 @@ def _stop(choice: CompletionOutput, *, has_calls: bool) -> tuple[str, str | None
     """Return `stop_reason` and `stop_sequence` of a finished output.
 
     Raises:
-        OverloadedError: the server has aborted it.
+        OverloadedError: the server aborted the output.
     """
-    choice.require_whole()  # every stop_reason of this API would pass it off as that
+    choice.require_whole()  # every stop_reason of this API would mark the output as complete
     if choice.finish_reason == str(FinishReason.LENGTH):
         return "max_tokens", None
     if has_calls:

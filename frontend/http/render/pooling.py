@@ -1,4 +1,4 @@
-"""From results of pooling models to the bodies of responses. Does no IO."""
+"""Renders results of pooling models as response bodies. No IO."""
 
 import binascii
 import sys
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def usage_of(results: Sequence[PooledResult]) -> PoolingUsage:
-    """Return the tokens of all prompts."""
+    """Return the number of tokens of all prompts."""
     count = sum([len(one.token_ids) for one in results])
     return PoolingUsage(count, count)
 
@@ -52,7 +52,7 @@ def render_embeddings(
 def render_cohere_embeddings(
     body: CohereEmbedRequest, results: Sequence[PooledResult], answer_id: str, version: str
 ) -> bytes:
-    """Return the response of `/v1/embed` ("1"), which has a form of its own for floats, or of `/v2/embed` ("2")."""
+    """Return the response of `/v1/embed` ("1"), which has its own format for floats, or of `/v2/embed` ("2")."""
     meta = CohereMeta(api_version={"version": version}, billed_units={"input_tokens": usage_of(results).prompt_tokens})
     answer = CohereEmbedResponse(id=answer_id, embeddings=[], texts=body.texts, meta=meta)
     if version == "1" and body.embedding_types is None:
@@ -65,7 +65,7 @@ def render_cohere_embeddings(
 
 
 def _in_form(form: EmbeddingType, result: PooledResult) -> Any:
-    import numpy  # loaded by the first result, not at the start
+    import numpy  # imported for the first result, not at startup
 
     array = result.array()
     if form == "float":
@@ -87,7 +87,7 @@ def render_pooling(
 def render_classes(
     labels: Sequence[str], results: Sequence[PooledResult], answer_id: str, created: int, model: str
 ) -> bytes:
-    """Return the response of `/classify`; `labels`: of the classes, if the model names them."""
+    """Return the response of `/classify`; `labels`: names of the classes, if the model has them."""
     data = []
     for index, one in enumerate(results):
         probs: list[float] = one.array().tolist()
@@ -115,11 +115,11 @@ def render_ranking(
     """Return the response of `/rerank`.
 
     Args:
-        outputs: a score for each document.
-        documents: to be shown; None: they are not.
+        outputs: one score per document.
+        documents: documents to include in the response; None: omit them.
         top_n: how many documents to return; 0: all.
-        answer_id: of the response.
-        model: its name.
+        answer_id: the id of the response.
+        model: name of the model.
     """
     order = sorted(range(len(outputs)), key=lambda index: (-outputs[index].outputs.score, index))
     results = [RerankResult(index=index, relevance_score=outputs[index].outputs.score) for index in order]
@@ -136,7 +136,7 @@ def _pairs_usage(outputs: Sequence[ScoringRequestOutput]) -> PoolingUsage:
 
 
 def _numbers(body: EncodingFields, result: PooledResult) -> Any:
-    """Return numbers in the form that the caller asked for; nested lists for the tasks of tokens."""
+    """Return numbers in the requested encoding; nested lists for per-token tasks."""
     array = result.array()
     if body.encoding_format != "base64":
         return array.tolist()

@@ -1,6 +1,6 @@
-"""From outputs of the client to responses of OpenAI's Responses API, whole and as events. Does no IO.
+"""Renders the client's outputs as responses of OpenAI's Responses API, unary and as events. No IO.
 
-A whole response is made by the same events as a stream, so both have the same items.
+A unary response is built from the same events as a stream, so both have the same items.
 """
 
 import time
@@ -38,13 +38,13 @@ _ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class ResponseEvents:
-    """The events of one response. Each item is added, grows and is done before the next one is added.
+    """The events of one response. Each item is added, grows and is done before the next item is added.
 
     Args:
-        style: of the answer.
-        response: before anything is generated.
-        summarizes: the reasoning is shown as its summary.
-        namespaces: the namespace and the name of a function, by the name that the model calls.
+        style: the style of the response.
+        response: the response before anything is generated.
+        summarizes: whether the reasoning is shown as its summary.
+        namespaces: namespace and name of each function in a namespace, by the name that the model calls.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class ResponseEvents:
         self._usage = UsageCount()
         self._parser = None if style.chat.parser is None else style.chat.parser.stream()
         self.num_events = 0
-        """Events so far; the next one has this sequence number."""
+        """Number of events so far; the next event has this sequence number."""
         self._item: dict[str, Any] | None = None
-        """The one that grows."""
+        """The item that is growing."""
         self._call: int | None = None
-        """Which call it is."""
+        """Index of the call that is growing."""
         self._num_tokens = 0
         self._has_begun = False
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
-        """Return the events for a delta, or for a whole output, as JSON. A conversation is the only prompt."""
+        """Return the events for a delta or a complete output, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         events = self._begin()
         for choice in output.outputs:
@@ -92,32 +92,32 @@ class ResponseEvents:
         return [_encode(event) for event in events]
 
     def queued(self) -> list[bytes]:
-        """Return the first events of a response that waits to be generated."""
+        """Return the first events of a response that is queued."""
         self.response.status = "queued"
         return [_encode(self._state_event(kind)) for kind in ("response.created", "response.queued")]
 
     def fail(self, error: Exception) -> list[bytes]:
-        """Return the events that end a response that has failed."""
+        """Return the events that end a failed response."""
         events = self._begin() + self._fail(public_message(error))
         return [_encode(event) for event in events]
 
     def cancel(self) -> list[bytes]:
-        """Return the events that end a response that was cancelled. The API has no event of that name."""
+        """Return the events that end a cancelled response. The API has no event of that name."""
         events = self._finish_item("incomplete")
         self.response.status = "cancelled"
         return [_encode(event) for event in [*events, self._state_event("response.incomplete")]]
 
     def last(self) -> list[bytes]:
-        """Return nothing: the event of the whole response was the last one."""
+        """Return nothing: the event with the complete response was the last one."""
         return []
 
     def _begin(self) -> list[dict[str, Any]]:
-        """Return the events before the first item, once."""
+        """Return the events that precede the first item; empty if they were returned before."""
         if self._has_begun:
             return []
         self._has_begun = True
         self.response.status = "in_progress"
-        kinds = ["response.created"] if self.num_events == 0 else []  # a background response has had it
+        kinds = ["response.created"] if self.num_events == 0 else []  # a background response has already sent it
         return [self._state_event(kind) for kind in (*kinds, "response.in_progress")]
 
     def _fail(self, message: str) -> list[dict[str, Any]]:
@@ -153,13 +153,13 @@ class ResponseEvents:
         return {"type": kind, "sequence_number": self.num_events - 1, **fields}
 
     def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event about the item that grows."""
+        """Return an event about the item that is growing."""
         assert self._item is not None, "an item has been added"
         index = len(self.response.output)
         return self._event(kind, item_id=self._item["id"], output_index=index, **fields)
 
     def _add_item(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        """Return the events that end the item before and add a new one."""
+        """Return the events that end the current item and add a new one."""
         events = self._finish_item("completed")
         number = len(self.response.output)
         item_id = f"{_ITEM_PREFIXES[kind]}_{self._style.id.partition('_')[2]}_{number}"
@@ -168,7 +168,7 @@ class ResponseEvents:
         return [*events, added]
 
     def _grow(self, kind: str, text: str, logprobs: list[Any]) -> list[dict[str, Any]]:
-        """Return the events that add text to a message or to the reasoning."""
+        """Return the events that append text to a message or to the reasoning."""
         events = []
         if self._item is None or self._item["type"] != kind:
             fields = {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
@@ -185,7 +185,7 @@ class ResponseEvents:
         return [*events, self._item_event(f"{name}.delta", **self._place, delta=text, **extra)]
 
     def _grow_call(self, call: CallDelta) -> list[dict[str, Any]]:
-        """Return the events that add arguments to a call, or add a call."""
+        """Return the events that append arguments to a call, or add a call."""
         events = []
         if call.name is not None:
             namespace, name = self._namespaces.get(call.name, (None, call.name))
@@ -198,7 +198,7 @@ class ResponseEvents:
         return events
 
     def _finish_item(self, status: str) -> list[dict[str, Any]]:
-        """Return the events that end the item that grows."""
+        """Return the events that end the item that is growing."""
         item = self._item
         if item is None:
             return []
@@ -253,18 +253,18 @@ class ResponseEvents:
 
 
 def render_response(output: RequestOutput, events: ResponseEvents) -> bytes:
-    """Return the whole response as JSON.
+    """Return the complete response as JSON.
 
     Args:
-        output: finished, with everything that was generated.
-        events: fresh.
+        output: finished, with all generated tokens.
+        events: a new event builder.
     """
     events.take(output)
     return _encode(events.response)
 
 
 def response_at_start(request: ResponsesRequest, style: AnswerStyle) -> ResponseObject:
-    """Return a response before anything is generated."""
+    """Return a response as it is before anything is generated."""
     reasoning = request.reasoning
     return ResponseObject(
         id=style.id,
@@ -305,5 +305,5 @@ def _empty_part(kind: str) -> dict[str, Any]:
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as it is now: events are encoded after it has grown."""
+    """Return a copy of an item: events are encoded after the item has grown further."""
     return {key: [dict(part) for part in value] if isinstance(value, list) else value for key, value in item.items()}

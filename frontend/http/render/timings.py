@@ -1,15 +1,15 @@
-"""From the core's times of a request to the public form. Measures nothing."""
+"""Converts the core's timings of a request to the public format. Measures nothing."""
 
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.protocol.stats import RequestTimings
 
 
 def request_metrics(timings: RequestTimings, num_tokens: int) -> RequestMetrics:
-    """Return the public form.
+    """Return the timings in the public format.
 
     Args:
-        timings: of a sequence that has ended.
-        num_tokens: that it has generated.
+        timings: timings of a sequence that has ended.
+        num_tokens: number of tokens that the sequence generated.
     """
     metrics = RequestMetrics()
     if not timings.scheduled:

@@ -1,4 +1,4 @@
-"""Transcriptions as whole answers and as streams of events."""
+"""Renders transcriptions as unary responses and as streams of events."""
 
 import math
 import time
@@ -37,10 +37,10 @@ _CHUNKS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"
 async def whole_transcription(
     transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames
 ) -> Response:
-    """Return the answer in the form that the caller asks for.
+    """Return the response in the requested format.
 
     Raises:
-        OctavoError: why there is none.
+        OctavoError: the transcription failed.
     """
     joined, text, outputs = JoinedText(), "", []
     async with aclosing(transcriber.outputs(sound, OutputKind.FINAL_ONLY)) as found:
@@ -109,10 +109,10 @@ def _words(
 async def transcription_events(
     transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames, model: str
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a stream: new text as it comes, and at the end the whole.
+    """Yield the events of a stream: new text as it arrives, and the complete text at the end.
 
     Raises:
-        OctavoError: why there is no further text.
+        OctavoError: the transcription failed.
     """
     joined, pieces, all_logprobs = JoinedText(), [], []
     num_input, num_output, finish_reason = 0, 0, "stop"

@@ -10,17 +10,17 @@ from octavo.protocol.stats import RequestTimings
 
 
 class UsageCount:
-    """Tokens over all prompts and choices of one HTTP request, from deltas or from a whole output.
+    """Tokens of all prompts and choices of one HTTP request, counted from deltas or from a complete output.
 
     Args:
-        by_choice: also count each choice, for `so_far`.
+        by_choice: whether to count each choice too, for `so_far`.
     """
 
     def __init__(self, *, by_choice: bool = False) -> None:
         self._latest: dict[int, RequestOutput] = {}
-        """Of each prompt."""
+        """The latest output of each prompt."""
         self._by_choice: dict[tuple[int, int], int] | None = {} if by_choice else None
-        """Generated tokens by prompt and choice."""
+        """Number of generated tokens by prompt and choice."""
         self._num_generated = 0
         self._num_reasoning: int | None = None
         self._timings: list[RequestTimings] = []
@@ -28,7 +28,7 @@ class UsageCount:
     def add(self, output: RequestOutput, prompt_index: int = 0) -> None:
         """Count an output."""
         self._latest[prompt_index] = output
-        for choice in output.outputs:  # perf: once for every token of a stream
+        for choice in output.outputs:  # perf: runs for every token of a stream
             self._num_generated += len(choice.token_ids)
             if self._by_choice is not None:
                 key = prompt_index, choice.index
@@ -38,12 +38,13 @@ class UsageCount:
             self._timings += output.timings
 
     def add_reasoning(self, num_tokens: int | None) -> None:
-        """Count a finished choice's reasoning; None: reasoning is not separated."""
+        """Count a finished choice's reasoning tokens; `None` if reasoning is not separated."""
         if num_tokens is not None:
             self._num_reasoning = (self._num_reasoning or 0) + num_tokens
 
     def metrics(self) -> RequestMetrics | UnsetType:
-        """Return the times of the request if it generated one sequence, else UNSET: several have no common time."""
+        """Return the timings if the request generated one sequence, else UNSET: several sequences have no common
+        timings."""
         return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
 
     def at_start(self, prompt_index: int = 0) -> Usage:

@@ -1,1 +1,1 @@
-"""The handlers of the routes: from an HTTP request to calls of the client."""
+"""The route handlers: they turn HTTP requests into calls of the client."""

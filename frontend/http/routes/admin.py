@@ -1,4 +1,4 @@
-"""`/v1/engines`: engines are added, drained, removed and replaced. The routes exist only if there is an admin key."""
+"""`/v1/engines`: add, drain, remove and replace engines. The routes exist only if there is an admin key."""
 
 import msgspec
 from starlette.responses import Response
@@ -18,32 +18,32 @@ async def list_engines(state: CurrentState) -> Response:
 
 
 async def add_engine(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Start an engine, or join one that runs; the answer comes when it serves."""
+    """Start an engine or join a running one. The response is sent when the engine serves."""
     request = decode(http_request.take_body(), AddEngine)
     command = AdminCommand("add", address=request.address, public_key_file=request.engine_public_key_file)
     return await _answer(state, command)
 
 
 async def drain_engine(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Send an engine no new requests; the answer comes when it has none left."""
+    """Send no new requests to an engine. The response is sent when the engine has none left."""
     request = decode(http_request.take_body(), DrainEngine)
     return await _answer(state, AdminCommand("drain", request.index, timeout_s=request.timeout))
 
 
 async def resume_engine(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Send requests again to an engine that drains."""
+    """Send new requests again to a draining engine."""
     request = decode(http_request.take_body(), ResumeEngine)
     return await _answer(state, AdminCommand("resume", request.index))
 
 
 async def remove_engine(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Drain an engine and disconnect from it; one that this server has started is stopped."""
+    """Drain an engine and disconnect from it. An engine that this server started is stopped."""
     request = decode(http_request.take_body(), DrainEngine)
     return await _answer(state, AdminCommand("remove", request.index, timeout_s=request.timeout))
 
 
 async def replace_engines(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Replace the engines one by one; requests in flight finish where they began."""
+    """Replace the engines one by one. In-flight requests finish on their old engine."""
     request = decode(http_request.take_body(), ReplaceEngines)
     return await _answer(state, AdminCommand("replace", model=request.model))
 

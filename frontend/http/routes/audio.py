@@ -14,12 +14,12 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 async def create_transcription(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Write down what is spoken in a file."""
+    """Transcribe the speech in a file."""
     return await _answer(state, http_request, "transcribe")
 
 
 async def create_translation(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Write down in English what is spoken in a file."""
+    """Transcribe the speech in a file, and translate it to English."""
     return await _answer(state, http_request, "translate")
 
 

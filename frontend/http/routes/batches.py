@@ -37,29 +37,29 @@ from octavo.protocol.errors import ConflictError, InvalidRequestError, ModelNotF
 WINDOW_S = 24 * 3600
 MAX_FILE_BYTES = 2**29
 MAX_UNFINISHED = 1000
-"""Batches that wait or run."""
+"""Maximum number of batches that wait or run."""
 
 MAX_METADATA = 16
 
 _FORM_BYTES = 2**16
-"""Room for an upload's other fields."""
+"""Bytes allowed for the other fields of an upload."""
 
 
 class NotFoundError(ModelNotFoundError):
-    """There is no such file or batch, or this server has none at all."""
+    """The file or batch does not exist, or this server has no batches at all."""
 
     param: Any = None
-    """The path names it, not a field."""
+    """No field is named: the id is in the path."""
 
 
 @streams_body
 async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Store a file of requests."""
+    """Upload a file of requests."""
     directory, tenant = _service(state).directory, tenant_name(http_request.scope)
     length = header_value(http_request.scope, b"content-length")
     upload = ApiRequest(http_request.scope, _Bounded(http_request.receive, MAX_FILE_BYTES + _FORM_BYTES))
     try:
-        if length.isdecimal():  # before it is received, which takes room in the system's temporary directory
+        if length.isdecimal():  # checked before receiving the file, which fills the system's temporary directory
             await asyncio.to_thread(directory.require_room, max(0, int(length) - _FORM_BYTES))
         async with form_with_file(upload, max_fields=16) as (form, file):
             if form.get("purpose") != "batch":
@@ -104,7 +104,7 @@ async def read_file(state: CurrentState, http_request: ApiRequest) -> Response:
 
 
 async def delete_file(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Remove a file. Batches that were made of it go on."""
+    """Delete a file. Batches that were created from it continue."""
     directory = _service(state).directory
     file = _file(directory, http_request)
     directory.delete_file(file.id)
@@ -175,11 +175,11 @@ async def cancel_batch(state: CurrentState, http_request: ApiRequest) -> Respons
 
 
 class _Bounded:
-    """The `receive` of an upload, with a limit on its size.
+    """The ASGI `receive` function of an upload, with a size limit.
 
     Args:
-        receive: of the server.
-        max_bytes: of the body.
+        receive: the ASGI receive function of the server.
+        max_bytes: maximum size of the body.
     """
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
@@ -191,7 +191,7 @@ class _Bounded:
         """Return the next part.
 
         Raises:
-            BodyRejected: there is too much.
+            BodyRejected: the body is larger than `max_bytes`.
         """
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))

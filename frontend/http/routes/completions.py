@@ -64,8 +64,8 @@ async def prepare_completion(
     """Return what is generated for each prompt; the event loop gets a turn after each.
 
     Args:
-        state: of the application.
-        body: of the request.
+        state: the state of the application.
+        body: the request body.
         adapter: the one that the body's model name selects.
         **others: parameters that the body has no fields for.
 

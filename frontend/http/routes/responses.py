@@ -196,8 +196,8 @@ async def _find(
     """Return a response that the caller may see, and the state that has it.
 
     Args:
-        state: of the application.
-        http_request: of the caller.
+        state: the state of the application.
+        http_request: the HTTP request of the client.
         previous: the id of the response; None: the path has it.
 
     Raises:

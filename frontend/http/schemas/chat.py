@@ -84,7 +84,7 @@ class ChatFields(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     """False: one call at most."""
     include_reasoning: bool = True
-    """False: the reasoning is left out of the answer."""
+    """False: the reasoning is left out of the response."""
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """Length limit of the reasoning in tokens; -1: no limit."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -124,7 +124,7 @@ class ChatLogprobs(Struct):
 
 
 class FunctionCall(Struct):
-    """The function, and its arguments as JSON text, which is cut off when the answer was."""
+    """The function, and its arguments as JSON text, which is cut off when the response was."""
 
     name: str
     arguments: str
@@ -139,10 +139,10 @@ class MessageToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """The answer."""
+    """The response."""
 
     content: str | None
-    """Null if the answer has only calls or reasoning."""
+    """Null if the response has only calls or reasoning."""
     role: str = "assistant"
     refusal: None = None
     reasoning: str | UnsetType | None = UNSET
@@ -151,7 +151,7 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer of possibly several."""
+    """One response of possibly several."""
 
     index: int
     message: ChatMessage
@@ -163,7 +163,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """The whole answer."""
+    """The whole response."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

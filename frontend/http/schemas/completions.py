@@ -67,7 +67,7 @@ class CompletionChoice(Struct, kw_only=True):
 
 
 class CompletionResponse(Struct, kw_only=True):
-    """The whole answer, or one chunk of a stream."""
+    """The whole response, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -16,7 +16,7 @@ class GenerateRequest(Struct, kw_only=True):
     token_ids: Annotated[list[int], Meta(min_length=1)]
     sampling_params: Raw
     """An object with the fields of `SamplingParams`. What is left out has the defaults of that class, not the model's;
-    without `max_tokens` the answer may fill the context."""
+    without `max_tokens` the response may fill the context."""
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -39,7 +39,7 @@ class GenerateChoice(Struct, kw_only=True):
 
 
 class GenerateResponse(Struct, kw_only=True):
-    """The whole answer, or one chunk of a stream."""
+    """The whole response, or one chunk of a stream."""
 
     request_id: str
     choices: list[GenerateChoice]

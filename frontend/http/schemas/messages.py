@@ -39,11 +39,11 @@ class Thinking(Struct, kw_only=True):
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Length limit of the reasoning in tokens."""
     display: Literal["summarized", "omitted"] | None = None
-    """omitted: the answer has no reasoning. There are no summaries: the reasoning is shown as it is."""
+    """omitted: the response has no reasoning. There are no summaries: the reasoning is shown as it is."""
 
 
 class OutputFormat(Struct, kw_only=True):
-    """The form of the answer."""
+    """The form of the response."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -97,7 +97,7 @@ class TokenCount(Struct, kw_only=True):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Tokens of one answer."""
+    """Tokens of one response."""
 
     input_tokens: int
     """Of the prompt, without those that the prefix cache had."""
@@ -107,7 +107,7 @@ class MessageUsage(Struct, kw_only=True):
 
 
 class MessageAnswer(Struct, kw_only=True):
-    """The whole answer."""
+    """The whole response."""
 
     type: Literal["message"] = "message"
     id: str

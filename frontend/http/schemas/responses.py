@@ -12,7 +12,7 @@ from octavo.frontend.http.schemas.sampling import Priority, Seed
 
 
 class TextOptions(Struct, kw_only=True):
-    """The form of the answer."""
+    """The form of the response."""
 
     format: dict[str, Any] | None = None
     """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""

@@ -52,7 +52,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
-    """Ends an answer that repeats itself with `finish_reason` repetition."""
+    """Ends a response that repeats itself with `finish_reason` repetition."""
     use_beam_search: bool = False
     """Return the `n` most likely sequences found by a beam search of this width (or `best_of`)."""
     length_penalty: float | None = None
@@ -80,6 +80,6 @@ class SamplingFields(StructuredFields, kw_only=True):
     """Say which version of the weights drew which tokens, also if there is only one."""
     return_tokens_as_token_ids: bool | None = None
     return_receipt: bool = False
-    """The answer has a `receipt`, which `octavo verify` compares with the same request computed again."""
+    """The response has a `receipt`, which `octavo verify` compares with the same request computed again."""
     echo: bool = False
     user: str | None = None

@@ -44,7 +44,7 @@ ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat | S
 
 
 class StructuredFields(Struct, kw_only=True):
-    """Constraints on an answer: at most one of these fields."""
+    """Constraints on a response: at most one of these fields."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None

@@ -33,8 +33,8 @@ def pooled_answer(numbers: Sequence[list[Any]], num_tokens: int) -> Answer:
     """Return the answer of a model that pools.
 
     Args:
-        numbers: of each text: a vector, or one for each token.
-        num_tokens: of all texts.
+        numbers: the numbers of each text: a vector, or one for each token.
+        num_tokens: the number of tokens of all texts.
     """
     digests = [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:32] for one in numbers]
     return {"choices": [], "data": digests, "usage": {"prompt_tokens": num_tokens}}

@@ -50,7 +50,7 @@ async def run_job(caller: Caller, job: ChaosJob, timeout_s: float) -> Result:
     """Run a job and return its result; never raises for a failed request.
 
     Args:
-        caller: of the job's kind.
+        caller: the caller of the job's kind.
         job: the request and the client's behavior.
         timeout_s: the job fails after this time.
     """
@@ -72,7 +72,7 @@ class HttpCaller:
     """Sends HTTP requests, each on a connection of its own.
 
     Args:
-        location: of the server.
+        location: the location of the server.
     """
 
     def __init__(self, location: EngineLocation) -> None:
@@ -145,7 +145,7 @@ class JoinedCaller:
     """Sends requests through an `AsyncClient` that has joined the engine.
 
     Args:
-        client: of the engine.
+        client: the client of the engine.
     """
 
     def __init__(self, client: AsyncClient) -> None:

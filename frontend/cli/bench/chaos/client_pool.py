@@ -49,8 +49,8 @@ class ClientPool:
     """Client processes of both kinds.
 
     Args:
-        url: of the HTTP server.
-        addresses: of the engines. Every second application joins one of them, the others join all.
+        url: the URL of the HTTP server.
+        addresses: the addresses of the engines. Every second application joins one of them, the others join all.
         num_each: processes of each kind.
         num_callers: limit on concurrent requests, over all processes.
         timeout_s: limit for one request.
@@ -129,7 +129,7 @@ class ClientPool:
         """Start a process and wait until it is ready.
 
         Args:
-            address: of the engines that it joins; "": it uses HTTP.
+            address: the address of the engines that it joins; "": it uses HTTP.
 
         Raises:
             CommandError: it did not become ready.

@@ -97,7 +97,7 @@ def plan_injections(
 
     Args:
         seed: determines the plan.
-        num_requests: of the run.
+        num_requests: the number of requests of the run.
         num_kills: injections from which the process, or its engine, has to recover.
         targets: at least one.
         hang_s: duration of a long stop; longer than the engine's timeouts.

@@ -155,12 +155,12 @@ def run_chaos(
     """Run both engines and return the report.
 
     Args:
-        settings: of the engine, including the model.
-        options: of the run.
+        settings: the settings of the engine, including the model.
+        options: the options of the run.
         directory: for sockets and settings files.
         logs: directory for the logs of servers and clients.
         seed: determines requests, client behavior and injected faults.
-        tasks: of a model that pools; (): it generates.
+        tasks: the tasks of a model that pools; (): it generates.
 
     Raises:
         CommandError: an engine or a client did not start, or failed.

@@ -44,9 +44,9 @@ def draw_requests(seed: int, count: int, tasks: Sequence[PoolingTask] = ()) -> l
     """Return distinct requests, determined by the arguments.
 
     Args:
-        seed: of the choices.
+        seed: the seed of the choices.
         count: of requests.
-        tasks: of a model that pools; (): it generates.
+        tasks: the tasks of a model that pools; (): it generates.
     """
     rng = random.Random(f"requests {seed}")
     prefixes = [_text(rng, 60), _text(rng, 30), _text(rng, 85)]
