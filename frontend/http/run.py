@@ -62,9 +62,9 @@ def run(
     Blocks until: the server has shut down.
 
     Args:
-        engine: already spawned; stopped here.
+        engine: an engine that is already spawned; it is stopped here.
         server: the server's configuration.
-        listener: bound already; clients may be waiting in its queue.
+        listener: already bound; clients may be waiting in its queue.
         reread: reads the engine's configuration again, for `RESTART_SIGNAL`.
 
     Raises:
@@ -83,13 +83,13 @@ def run_joined(config: ServerConfig, listener: Listener) -> None:
     Blocks until: the server has shut down.
 
     Args:
-        config: the server's configuration; names the engines.
-        listener: bound already; clients may be waiting in its queue.
+        config: the server's configuration, which names the engines.
+        listener: already bound; clients may be waiting in its queue.
 
     Raises:
         StartupError: an engine does not respond.
-        ConfigError: their models cannot be served together.
-        EngineDeadError: the engines died and do not return; holds the root cause.
+        ConfigError: the engines' models cannot be served together.
+        EngineDeadError: the engines died and do not come back; holds the root cause.
         Interrupted: a signal arrived before the server was ready.
     """
     prepare_process()
@@ -105,7 +105,7 @@ def run_on_ray(engine: EngineConfig, config: ServerConfig, listener: Listener) -
     Args:
         engine: the configuration of each engine.
         config: the server's configuration.
-        listener: bound already; clients may be waiting in its queue.
+        listener: already bound; clients may be waiting in its queue.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -113,7 +113,7 @@ def run_on_ray(engine: EngineConfig, config: ServerConfig, listener: Listener) -
         EngineDeadError: all engines are gone; holds the root cause.
         Interrupted: a signal arrived before the server was ready.
     """
-    # Not at the top: Ray is an extra.
+    # Imported here because Ray is an optional dependency.
     from octavo.frontend.ray_engines import RayEngines
 
     prepare_process()
@@ -160,15 +160,16 @@ async def _serve_clients(
     """Serve engines with all HTTP processes.
 
     Args:
-        clients: connected to the engines, one for each model.
+        clients: connected to the engines, one per model.
         config: the server's configuration.
-        listener: bound already; clients may be waiting in its queue.
-        reread: reads the engines' configuration again; None: they belong to another process.
+        listener: already bound; clients may be waiting in its queue.
+        reread: reads the engines' configuration again; None: the engines belong to another process.
 
     Raises:
-        OctavoError: why the server had to stop.
+        OctavoError: the reason why the server had to stop.
     """
-    run_dir = RunDir(Env.read().runtime_dir)  # not an engine's own, which goes when it is replaced
+    # not an engine's run directory, which is removed when the engine is replaced
+    run_dir = RunDir(Env.read().runtime_dir)
     try:
         await _serve_with(run_dir.path, clients, config, listener, reread)
     finally:
@@ -182,7 +183,7 @@ async def _serve_with(
     listener: Listener,
     reread: Callable[[], EngineConfig] | None,
 ) -> None:
-    """Serve as `_serve_clients`; `directory` is for what the HTTP processes share."""
+    """Serve like `_serve_clients`, with a directory that the HTTP processes share."""
     keys = api_keys(config)
     counters_path = directory / "metrics"
     counters = SharedCounters.create(counters_path, config.api_server_count) if config.api_server_count > 1 else None
@@ -225,12 +226,12 @@ async def _serve_with(
 async def _serve_until_stopped(
     api_workers: ApiWorkers, server: Server, clients: Sequence[AsyncClient], config: ServerConfig, listener: Listener
 ) -> None:
-    """Serve until told to stop, then wait for the other processes to exit."""
+    """Serve until asked to stop, then wait for the other processes to exit."""
 
     def on_signal(number: signal.Signals) -> None:
         server.on_signal(number)
         api_workers.terminate()
-        # This process holds all sockets open; clients could still connect to one that is not closed here.
+        # This process keeps all sockets open. Clients could still connect to a socket that is not closed here.
         listener.close()
 
     with stop_signals(on_signal):
@@ -253,17 +254,17 @@ async def _serve_until_stopped(
 
 
 def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence[str], calls: CallServices) -> Server:
-    """Return a server for engines.
+    """Return a server for some models.
 
     Args:
-        states: of the routes, one for each model; a request that names none is for the first one. They share the
-            background tasks.
-        config: the configuration of the server.
+        states: the route states, one per model. The first one serves requests that name no model. All states share
+        their background tasks.
+        config: the server's configuration.
         keys: the accepted API keys.
-        calls: what is kept of each HTTP request.
+        calls: the per-request services.
 
     Raises:
-        ConfigError: the directory of batches cannot be used.
+        ConfigError: the batch directory cannot be used.
     """
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
@@ -274,7 +275,7 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
     server = Server(make_app(state, config, keys), config, engines, background)
     if state.batches is not None:
         app = make_app(replace(state, batches=None), config, keys=None)
-        half = max(1, state.client.facts.max_num_seqs // 2)  # the rest is for requests of others
+        half = max(1, state.client.facts.max_num_seqs // 2)  # the other half is for other clients' requests
         state.batches.start(app, engines, half)
     bound_pauses()
     return server

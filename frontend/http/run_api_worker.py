@@ -24,7 +24,7 @@ from octavo.protocol.lifecycle import StartupReporter, StopSignal
 
 
 def run_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> bool:
-    """Serve an engine that the parent process started, until told to stop; return False if the engine died.
+    """Serve an engine that the parent started, until asked to stop; return False if the engine died.
 
     Blocks until: the server has shut down.
 
@@ -43,7 +43,7 @@ def run_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal
 
 async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop: StopSignal) -> bool:
     loop = asyncio.get_running_loop()
-    # A replacement process may start while the engine restarts too, so connecting may take long and is cancellable.
+    # A replacement process may start while the engine restarts, so connecting may take long and can be cancelled.
     follower = await Follower.connect(spec.address, partial(join_entry, config=spec.config))
     joining = asyncio.ensure_future(follower.client())
     loop.add_signal_handler(signal.SIGTERM, joining.cancel)
@@ -53,7 +53,7 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         client = await joining
     except asyncio.CancelledError:
         await follower.close()
-        return True  # stopped before it was connected
+        return True  # it was stopped before it had connected
     async with client, follower:
         directory = Path(spec.address).parent
         client.adapters.share(directory / ADAPTERS_FILE)

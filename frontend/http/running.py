@@ -1,4 +1,4 @@
-"""`RunningGenerations`: the generations of one HTTP request's prompts, from the engine to their renderer."""
+"""`RunningGenerations`: the generations of one HTTP request, between the engine and their renderer."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 class RunningGenerations:
-    """A context whose generations are left together; the first failure ends all.
+    """A context manager that ends all its generations together, also at the first failure.
 
-    An `ExitStack` would take 800 bytes for each request that waits, and a `contextmanager` 400.
+    An `ExitStack` would take 800 bytes per waiting request, and a `contextmanager` 400.
 
     Args:
         state: the state of the application.
-        error_names: the caller's names of parameters, for errors that leave the context.
-        recorder: makes the receipt; None: there is none.
+        error_names: the request's names of parameters, for errors that leave the context.
+        recorder: makes the receipt; None: no receipt.
     """
 
     __slots__ = ("_error_names", "_recorder", "_running", "_state", "arrived", "num_unfinished")
@@ -32,7 +32,7 @@ class RunningGenerations:
         self._recorder = recorder
         self._error_names = error_names
         self.arrived = state.client.preparer.wake_event()
-        """Set whenever there may be something to take."""
+        """Set whenever there may be outputs to take."""
         self._running: list[tuple[Generation, LoggedAnswer | None]] = []
         self.num_unfinished = 0
 
@@ -49,13 +49,13 @@ class RunningGenerations:
                 raise error
 
     async def start(self, prepared: dict[str, PreparedGeneration]) -> None:
-        """Start them; the event loop gets a turn after each.
+        """Start generations. The event loop gets a turn after each.
 
         Args:
-            prepared: what is generated, by request id; emptied, because a request may wait for long.
+            prepared: the prepared generations by request id; emptied, because a request may wait for long.
 
         Raises:
-            OctavoError: how a request failed.
+            OctavoError: a request failed.
         """
         log, client = self._state.request_log, self._state.client
         self.num_unfinished = len(prepared)
@@ -71,10 +71,10 @@ class RunningGenerations:
             await generation.submit()
 
     def take(self) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield the outputs that have arrived, with the index of the prompt each belongs to.
+        """Yield the outputs that have arrived, each with the index of its prompt.
 
         Raises:
-            OctavoError: how a request failed.
+            OctavoError: a request failed.
         """
         self.arrived.clear()
         for index, (generation, logged) in enumerate(self._running):

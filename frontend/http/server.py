@@ -1,4 +1,4 @@
-"""`Server`: uvicorn with our shutdown sequence and acceptor. It knows nothing about routes."""
+"""`Server`: uvicorn with our shutdown sequence and acceptor. Independent of the routes."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ from octavo.protocol.errors import EngineDeadError, OctavoError
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Interval at which the server updates its Date header and checks that the engine is alive."""
+"""Seconds between updates of the Date header and checks that the engine is alive."""
 
 KEEP_ALIVE_S = 5
-"""How long an idle connection stays open after a response."""
+"""Seconds that an idle connection stays open after a response."""
 
 FINAL_RESPONSE_S = 2.0
-"""Time for responses to report an abort or the engine's death before connections are closed."""
+"""Seconds for responses to report an abort or the engine's death before connections are closed."""
 
 
 class ServedEngine(Protocol):
@@ -46,7 +46,7 @@ class ServedEngine(Protocol):
         """Number of running and waiting requests."""
 
     def abort_all(self) -> None:
-        """Abort every request; callers get the output so far."""
+        """Abort every request. Clients get the output generated so far."""
 
 
 class Server(uvicorn.Server):
@@ -55,8 +55,8 @@ class Server(uvicorn.Server):
     Args:
         app: the application to serve.
         config: the server's configuration.
-        engine: its requests are drained or aborted.
-        background: work of the application that no connection waits for; drained and aborted too.
+        engine: the engine whose requests are drained or aborted.
+        background: work that no connection waits for; drained and aborted too.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
                 app,
                 interface="asgi3",
                 loop="none",
-                # The class, not its name: uvicorn would import it only after the engine is ready.
+                # The class instead of its name: uvicorn would import a name only after the engine is ready.
                 http=HttpProtocol,
                 h11_max_incomplete_event_size=config.max_request_head_bytes,
                 ws="none",
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
             )
         )
         self.failure: OctavoError | None = None
-        """Why the server had to stop, if no signal told it to."""
+        """Why the server had to stop; `None` if a signal stopped it."""
         self._engine = engine
         self._background = background or BackgroundTasks()
         self.server_state.tasks = self._background.tasks  # uvicorn waits for these before it ends
@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "shutdown timeout")
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal or the engine's death."""
+        """Serve until a signal arrives or the engine dies."""
         try:
             await super().serve(sockets)
         finally:
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
         """Start to accept connections."""
         throttle = self._throttle = Throttle()
         limit = max_callers()
-        acceptors: list[Any] = [  # not an asyncio.Server, but with the methods that uvicorn calls
+        acceptors: list[Any] = [  # not asyncio servers, but with the methods that uvicorn calls
             Acceptor(
                 listening,
                 BACKLOG,
@@ -142,7 +142,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers: the caller passes signals to `on_signal`."""
+        """Install no signal handlers: the caller passes signals to `on_signal`."""
         yield
 
     async def main_loop(self) -> None:
@@ -163,7 +163,7 @@ class Server(uvicorn.Server):
                 await asyncio.wait_for(self._stop.wait(), TICK_S)
 
     def fail(self, cause: OctavoError) -> None:
-        """Stop at once: requests can no longer be served."""
+        """Stop immediately: requests can no longer be served."""
         if self.failure is None:
             self.failure = cause
             self.should_exit = True
@@ -173,7 +173,7 @@ class Server(uvicorn.Server):
             asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 
     def _abort(self, why: str) -> None:
-        """Abort all requests; callers get the output so far, with finish reason "abort"."""
+        """Abort all requests. Clients get the output generated so far, with the finish reason "abort"."""
         if num_requests := self._engine.num_live_requests:
             logger.warning("%s: aborting %d requests", why, num_requests)
         self._background.abort()
@@ -181,7 +181,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 
     def _cut(self) -> None:
-        """Close every connection: the last resort for clients that do not read."""
+        """Close every connection: the last resort against clients that do not read."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True

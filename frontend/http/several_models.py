@@ -1,4 +1,4 @@
-"""Several models behind one server: what must hold for the engines that it joins, and all of them as one."""
+"""Several models behind one server: checks of the engines that it joins, and one view of all of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from octavo.protocol.errors import ConfigError, EngineDeadError
 
 
 class ServedEngines:
-    """The engines of all models, as `Server` needs them.
+    """The engines of all models, with the interface that `Server` needs.
 
     Args:
-        clients: one for each model.
+        clients: one per model.
     """
 
     def __init__(self, clients: Sequence[AsyncClient]) -> None:
@@ -23,7 +23,7 @@ class ServedEngines:
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no model can be served any more; None while there is one."""
+        """Why no model can be served any more; `None` while at least one can."""
         failures = [client.failure for client in self._clients]
         return failures[0] if all(failures) else None
 
@@ -33,7 +33,7 @@ class ServedEngines:
         return sum(client.num_live_requests for client in self._clients)
 
     def abort_all(self) -> None:
-        """Abort every request; callers get the output so far."""
+        """Abort every request. Clients get the output generated so far."""
         for client in self._clients:
             client.abort_all()
 
@@ -42,7 +42,7 @@ def check_join(config: ServerConfig) -> None:
     """Verify the flags of a server that joins engines.
 
     Raises:
-        ConfigError: it cannot serve several models.
+        ConfigError: a flag does not work with several models.
     """
     if len(config.join or ()) > 1 and config.api_server_count > 1:
         raise ConfigError(
@@ -53,10 +53,10 @@ def check_join(config: ServerConfig) -> None:
 
 
 def check_names(clients: Sequence[AsyncClient], addresses: Sequence[str]) -> None:
-    """Verify that a name stands for one model, and let no adapter take the name of another model.
+    """Check that every name refers to one model, and reserve the models' names so that no adapter can take them.
 
     Args:
-        clients: one for each model.
+        clients: one per model.
         addresses: the addresses of their engines.
 
     Raises:
@@ -80,7 +80,7 @@ def check_names(clients: Sequence[AsyncClient], addresses: Sequence[str]) -> Non
 
 
 class _Names:
-    """The names of models and of their adapters, as they are now."""
+    """The current names of models and of their adapters."""
 
     def __init__(self, clients: Sequence[AsyncClient]) -> None:
         self._clients = clients
@@ -90,10 +90,10 @@ class _Names:
 
 
 def config_of_each(config: ServerConfig, clients: Sequence[AsyncClient]) -> list[ServerConfig]:
-    """Return the configuration for each model: flags about adapters are for the one whose engine has adapters.
+    """Return the configuration for each model. Flags about adapters apply to the only model whose engine has adapters.
 
     Raises:
-        ConfigError: several engines have them, so it is open which one a flag means.
+        ConfigError: several engines have adapters, so it is unclear which engine a flag concerns.
     """
     can_load = [client.config.lora is not None or client.config.enable_prompt_embeds for client in clients]
     if len(clients) == 1 or not any(can_load):

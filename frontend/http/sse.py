@@ -1,4 +1,4 @@
-"""Server-sent events: a stream of JSON texts as a response, with comments in long silences."""
+"""Server-sent events: a response that streams JSON texts, with comments during long silences."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -13,10 +13,10 @@ from octavo.protocol.errors import OctavoError
 DONE = b"data: [DONE]\n\n"
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which readers of server-sent events ignore."""
+"""A comment, which clients of server-sent events ignore."""
 
 DIRECT_SEND = "octavo.direct_send"
-"""Key of the scope: the server's `send`, for the pieces of a stream whose middleware looks at its start alone."""
+"""Key in the ASGI scope: the server's own `send`, for stream pieces that no middleware needs to inspect."""
 
 _HEADERS = (
     (b"cache-control", b"no-cache"),
@@ -26,12 +26,12 @@ _HEADERS = (
 
 
 def events(bodies: Iterable[bytes]) -> bytes:
-    """Return server-sent events, to be sent at once; the bodies must hold no line break, as JSON does not."""
+    """Return server-sent events to be sent together. The bodies are JSON and therefore contain no line breaks."""
     return b"".join([b"data: %b\n\n" % body for body in bodies])
 
 
 def named_events(bodies: Iterable[bytes]) -> bytes:
-    """Return several that are called by their type, the first field of each body."""
+    """Return named events to be sent together. Each name is the type, the first field of each body."""
     return b"".join([b"event: %b\ndata: %b\n\n" % (_first_value(body), body) for body in bodies])
 
 
@@ -42,33 +42,33 @@ def _first_value(body: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an API writes its events."""
+    """How an API frames its events."""
 
     join: Callable[[Iterable[bytes]], bytes]
-    """Returns several, to be sent at once."""
+    """Joins several events that are sent together."""
     end: bytes
-    """What follows the last one."""
+    """What follows the last event."""
 
 
 PLAIN_EVENTS = Framing(events, DONE)
-"""Of chat and plain completions."""
+"""Framing of chat and plain completions."""
 
 NAMED_EVENTS = Framing(named_events, b"")
-"""Of Anthropic's messages."""
+"""Framing of Anthropic's messages."""
 
 
 class EventStream(Response):
-    """Sends events as they come.
+    """Sends events as they arrive.
 
-    Status and headers go out with the first event, so an error before it still has its own HTTP status. A later error
-    becomes an `{"error": ...}` event, or those of `fail`, and so does the first one after a comment. The framing's end
-    always comes last: `data: [DONE]`, where nothing else says that a stream is complete.
+    Status and headers are sent with the first event, so an error before it still has its own HTTP status. A later
+    error, or an error after a comment, becomes an `{"error": ...}` event or the events of `fail`. The framing's end
+    always comes last: for example `data: [DONE]`, where nothing else marks a stream as complete.
 
     Args:
-        pieces: one or several events each; closed at the end, because the engine must hear at once that nobody reads.
+        pieces: one or several events each. Closed at the end, so that the engine learns at once that nobody reads.
         keep_alive_s: seconds of silence after which a comment is sent; 0: never.
         framing: the framing of the pieces.
-        fail: makes the events of a later error, for an API that has its own.
+        fail: returns the events for a later error, for an API with error events of its own.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class EventStream(Response):
         self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the whole stream.
+        """Send the complete stream.
 
         Raises:
-            Exception: an unexpected error of the pieces, after its client has been told of it.
+            Exception: an unexpected error of the pieces; the client has already received an error event.
         """
         loop = asyncio.get_running_loop()
         self._last_s = loop.time()
@@ -104,8 +104,8 @@ class EventStream(Response):
         try:
             send_body = scope.get(DIRECT_SEND, send)
             await self._send_pieces(loop, send, send_body, only_first=True)
-            # perf: a task of its own resumes without the frames of all middleware, for each piece. A stream that still
-            # waits for its first piece does without.
+            # perf: a separate task resumes without the frames of all middleware, for each piece. A stream that still
+            # waits for its first piece does not need one.
             await loop.create_task(self._send_pieces(loop, send, send_body))
         except OctavoError as error:
             await self._send_failure(error, scope, receive, send)
@@ -118,7 +118,7 @@ class EventStream(Response):
             await self._pieces.aclose()
         await self._begin(send)
         await _send_last(self._framing.end, send)
-        if self.background is not None:  # of an embedding application's dependencies
+        if self.background is not None:  # tasks of an embedding application's dependencies
             await self.background()
 
     async def _send_pieces(
@@ -150,11 +150,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     def _on_timer(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
-        """Send a comment if the silence is long enough, and look again when the next one could be due."""
+        """Send a comment after enough silence, and check again when the next one could be due."""
         left_s = self._last_s + self._keep_alive_s - loop.time()
         if left_s <= 0:
             left_s = self._keep_alive_s
-            # A client that does not read what is being sent is no silence of ours.
+            # If the client does not read what is being sent, the silence is not ours.
             if not self._is_sending and (self._comment is None or self._comment.done()):
                 self._comment = loop.create_task(self._send_comment(loop, send))
         self._timer = loop.call_later(left_s, self._on_timer, loop, send)

@@ -1,4 +1,4 @@
-"""`stream_pieces`: the outputs of one HTTP request's prompts, rendered as they come. Sends nothing."""
+"""`stream_pieces`: renders the outputs of one HTTP request as they arrive. Sends nothing."""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
@@ -12,13 +12,13 @@ from octavo.frontend.receipts.recorder import Recorder
 
 
 class ChunkRenderer(Protocol):
-    """Makes JSON of outputs."""
+    """Renders outputs as JSON."""
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
-        """Return the chunks of what is new."""
+        """Return the chunks for the new part of an output."""
 
     def last(self) -> list[bytes]:
-        """Return the chunks behind the end of all choices."""
+        """Return the chunks that follow the end of all choices."""
 
 
 async def stream_pieces(
@@ -29,18 +29,18 @@ async def stream_pieces(
     recorder: Recorder | None = None,
     framing: Framing = PLAIN_EVENTS,
 ) -> AsyncGenerator[bytes]:
-    """Generate for one prompt or several; yield server-sent events. The first failure ends all prompts.
+    """Generate for one or several prompts; yield server-sent events. The first failure ends all prompts.
 
     Args:
         state: the state of the application.
-        prepared: what is generated, by request id; emptied.
+        prepared: the prepared generations by request id; emptied.
         renderer: the renderer of the response.
-        error_names: the caller's names of parameters.
-        recorder: makes the receipt; None: there is none.
+        error_names: the request's names of parameters.
+        recorder: makes the receipt; None: no receipt.
         framing: the framing of the events.
 
     Raises:
-        OctavoError: how a request failed.
+        OctavoError: a request failed.
     """
     with RunningGenerations(state, error_names, recorder) as running:
         await running.start(prepared)

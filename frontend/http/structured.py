@@ -1,4 +1,4 @@
-"""From the fields of a request to the constraint on its response. Compiles nothing."""
+"""Turns the structured-output fields of a request into a constraint. Compiles nothing."""
 
 import msgspec
 
@@ -18,14 +18,14 @@ _GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""vLLM's earlier fields, and their current names."""
+"""vLLM's former fields, and their current names."""
 
 
 def structured_outputs_of(body: StructuredFields) -> StructuredOutputsParams | None:
-    """Return the constraint in a request, None if there is none.
+    """Return the constraint of a request; `None` if there is none.
 
     Raises:
-        InvalidRequestError: there are several.
+        InvalidRequestError: there are several constraints.
     """
     found: dict[str, StructuredOutputsParams] = {}
     if body.response_format is not None and (form := _of_response_format(body.response_format)):

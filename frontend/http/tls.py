@@ -1,4 +1,4 @@
-"""Checks the TLS files at start-up and reloads the certificate when its files change."""
+"""Checks the TLS files at startup, and reloads the certificate when its files change."""
 
 import logging
 import ssl
@@ -13,7 +13,7 @@ PHASE = "reading the TLS certificate"
 
 
 def check_tls(config: ServerConfig) -> bool:
-    """Return whether the server uses TLS. Invalid files are reported here, not at the first connection.
+    """Return whether the server uses TLS. Invalid files are reported at startup instead of at the first connection.
 
     Raises:
         ConfigError: a file is missing or invalid.

@@ -1,4 +1,4 @@
-"""Request fields that this release or a route does not support: rejected by name, never silently ignored."""
+"""Request fields that octavo or a route does not support: rejected by name, never silently ignored."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -6,12 +6,13 @@ from typing import Any, TypeAlias
 from octavo.protocol.errors import InvalidRequestError
 
 IsInert: TypeAlias = Callable[[Any, Mapping[str, Any]], bool]
-"""True if this value has no effect in this request."""
+"""Returns True if this value has no effect in this request."""
 
 HARMLESS_FIELDS = frozenset(
     {"metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store"}
 )
-"""Known fields that are ignored: they concern OpenAI's own accounting, or only matter with an unsupported field."""
+"""Known fields that are ignored: they concern OpenAI's accounting, or only matter together with an unsupported
+field."""
 
 
 def _is_empty(value: Any, request: Mapping[str, Any]) -> bool:
@@ -48,7 +49,7 @@ UNSUPPORTED_FIELDS: dict[str, IsInert] = {
     "prompt_logprob_token_ids": _is_empty,
     "prompt_logprob_start": _is_empty,
 }
-"""Unsupported fields, and the values that are accepted because they have no effect."""
+"""Unsupported fields, each with a check for the values that are accepted because they have no effect."""
 
 
 _REMEDIES = {
@@ -56,18 +57,18 @@ _REMEDIES = {
     "function_call": "use tool_choice",
     "prompt_logprob_token_ids": "send it in sampling_params to /inference/v1/generate",
 }
-"""What replaces an unsupported field."""
+"""What to use instead of an unsupported field."""
 
 
 def reject_unsupported_fields(request: Mapping[str, Any], known: Collection[str] = ()) -> None:
-    """Reject a request that uses a field that this release or this route does not support.
+    """Reject a request that uses a field that octavo or this route does not support.
 
     Args:
-        request: the body.
-        known: fields that the route has.
+        request: the request body.
+        known: additional fields that the route supports.
 
     Raises:
-        InvalidRequestError: naming the first such field.
+        InvalidRequestError: a field is not supported; `param` names the first one.
     """
     for name, value in request.items():
         if name not in known and (is_inert := UNSUPPORTED_FIELDS.get(name)) and not is_inert(value, request):

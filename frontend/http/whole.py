@@ -20,18 +20,18 @@ from octavo.protocol.errors import OctavoError
 
 
 class WholeAnswer(Response):
-    """Generates for one prompt or several, then sends the response. The first failure ends all prompts.
+    """Generates for one or several prompts, then sends the response. The first failure ends all prompts.
 
-    While the request waits, the frames of its route are gone, and what it does not need any more with them.
+    While the request waits, the frames of its route handler and everything that only they need are already freed.
 
     Args:
         state: the state of the application.
-        prepared: what is generated, by request id; emptied.
-        render: makes the body of the outputs, one per prompt.
-        error_names: the caller's names of parameters.
-        recorder: makes the receipt; None: there is none.
-        store: keeps the response, after it was rendered and before it is sent; None: nobody does.
-        reports_load: the format of the header with the load; "": there is none.
+        prepared: the prepared generations by request id; emptied.
+        render: makes the body from the outputs, one per prompt.
+        error_names: the request's names of parameters.
+        recorder: makes the receipt; None: no receipt.
+        store: stores the response after it was rendered and before it is sent; None: it is not stored.
+        reports_load: format of the load header; "": no such header.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WholeAnswer(Response):
         """Generate, and send the response.
 
         Raises:
-            Exception: an unexpected error, after the client has got an error response.
+            Exception: an unexpected error; the client has already received an error response.
         """
         try:
             response = await self._response()
@@ -68,7 +68,7 @@ class WholeAnswer(Response):
         except Exception as error:
             await failure_response(scope, error)(scope, receive, send)
             raise
-        response.raw_headers += self.raw_headers  # of an embedding application's dependencies
+        response.raw_headers += self.raw_headers  # headers set by an embedding application's dependencies
         response.background = self.background
         await response(scope, receive, send)
 
@@ -98,7 +98,7 @@ class WholeAnswer(Response):
         return [finished[index] for index in range(len(finished))]
 
     async def _search(self) -> list[RequestOutput]:
-        """Search beams for all prompts at once."""
+        """Run the beam searches of all prompts together."""
         with errors_renamed(self._error_names):
             searches = [
                 asyncio.create_task(self._search_one(index, *named)) for index, named in enumerate(self._begun())

@@ -54,7 +54,7 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
 
 
 async def create_chat_completion_batch(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Answer several conversations, each by the choice of its index. The first failure ends all."""
+    """Answer several conversations, each by the choice with its index. The first failure ends all of them."""
     data = http_request.take_body()
     body = decode(data, ChatBatchRequest)
     requests = batch_requests(body)

@@ -61,13 +61,13 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
 async def prepare_completion(
     state: AppState, body: CompletionRequest, adapter: Adapter | None, **others: Any
 ) -> list[PreparedGeneration]:
-    """Return what is generated for each prompt; the event loop gets a turn after each.
+    """Return one prepared generation per prompt. The event loop gets a turn after each.
 
     Args:
         state: the state of the application.
         body: the request body.
-        adapter: the one that the body's model name selects.
-        **others: parameters that the body has no fields for.
+        adapter: the LoRA adapter that the body's model name selects.
+        **others: parameters for which the body has no fields.
 
     Raises:
         InvalidRequestError: the request cannot be served; `param` names the field.
@@ -109,10 +109,10 @@ async def prepare_completion(
 
 
 def _infill(state: AppState, body: CompletionRequest) -> InfillFormat | None:
-    """Return how the model fills in the middle; None: there is no suffix.
+    """Return how the model fills in the middle; `None` if the request has no suffix.
 
     Raises:
-        InvalidRequestError: it cannot, or a field needs the prompt as it is.
+        InvalidRequestError: the model cannot, or a field needs the unmodified prompt.
     """
     if not body.suffix:
         return None
@@ -138,10 +138,10 @@ async def _infill_prompt(
 
 
 def _embeds(body: CompletionRequest) -> list[str]:
-    """Return the prompts that are embeddings, each as base64.
+    """Return the prompt embeddings, each base64-encoded.
 
     Raises:
-        InvalidRequestError: there are too many, or a field needs the tokens of the prompt.
+        InvalidRequestError: there are too many prompts, or a field needs the tokens of the prompt.
     """
     several = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
     if len(several) > MAX_PROMPTS:
@@ -153,10 +153,10 @@ def _embeds(body: CompletionRequest) -> list[str]:
 
 
 def _split(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
-    """Return the prompts: one prompt of token ids is a list, too.
+    """Return the prompts, each as text or as a list of token ids.
 
     Raises:
-        InvalidRequestError: there is none, or the list is empty, too long or mixed.
+        InvalidRequestError: there is no prompt, or the list is empty, too long or mixed.
     """
     if prompt is None:
         raise InvalidRequestError("missing required field prompt: send it, or prompt_embeds", "prompt")
@@ -178,7 +178,7 @@ def _generation_request(body: CompletionRequest, adapter: Adapter | None) -> Gen
     is_scoring = body.echo and body.max_tokens == 0
     request = generation_request(
         body,
-        # The engine always generates at least one token; it is then not shown.
+        # The engine always generates at least one token; here it is not shown.
         max_tokens=1 if is_scoring else body.max_tokens,
         logprobs=body.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,

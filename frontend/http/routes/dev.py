@@ -1,6 +1,6 @@
-"""`/sleep`, `/wake_up`, `/pause`, `/resume`, `/update_weights`: weights that change, with `--enable-dev-routes`.
+"""`/sleep`, `/wake_up`, `/pause`, `/resume`, `/update_weights`: change weights at run time, with `--enable-dev-routes`.
 
-Whoever reaches these routes can stop the server or exchange what it computes with.
+Anyone who can reach these routes can stop the server or replace its weights.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 async def sleep(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Free the memory of the KV cache and of weights: ?level=1 or 2, &mode=abort, wait or keep."""
+    """Free the memory of the KV cache and of the weights: ?level=1 or 2, &mode=abort, wait or keep."""
     level = http_request.query_params.get("level", "1")
     if level not in ("1", "2"):
         raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", "level")
@@ -35,19 +35,19 @@ async def sleep(state: CurrentState, http_request: ApiRequest) -> Response:
 
 
 async def wake_up(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Take memory again: ?tags=weights&tags=kv_cache; without tags all of it."""
+    """Allocate freed memory again: ?tags=weights&tags=kv_cache; all of it without tags."""
     tags: list[Any] = http_request.query_params.getlist("tags")
     await state.client.wake_up(tags or None)
     return _answer(Done())
 
 
 async def is_sleeping(state: CurrentState) -> Response:
-    """Return whether memory is freed."""
+    """Return whether the engine sleeps, that is, whether its memory is freed."""
     return _answer(IsSleeping(await state.client.is_sleeping()))
 
 
 async def pause(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Draw no more tokens: ?mode=abort, wait or keep, &clear_cache=true or false."""
+    """Stop generating tokens: ?mode=abort, wait or keep, &clear_cache=true or false."""
     await state.client.pause_generation(
         mode=_mode(http_request),
         wait_for_inflight_requests=_flag(http_request, "wait_for_inflight_requests", default=False),
@@ -68,7 +68,7 @@ async def is_paused(state: CurrentState) -> Response:
 
 
 async def update_weights(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Exchange the weights for those of a checkpoint on this machine."""
+    """Replace the weights with those of a checkpoint on this machine."""
     request = decode(http_request.take_body(), UpdateWeightsRequest)
     version = await state.client.update_weights(
         request.path, label=request.label, is_partial=request.is_partial, in_flight=request.in_flight

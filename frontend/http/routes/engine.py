@@ -16,7 +16,7 @@ from octavo.protocol.version import __version__
 
 
 async def load(state: CurrentState) -> Response:
-    """Return how many requests run or wait, over all HTTP processes."""
+    """Return how many requests run or wait, in all HTTP processes."""
     return _answer(Load(sum(one.metrics.num_live_requests for one in state.of_all_models)))
 
 
@@ -34,31 +34,31 @@ async def server_info(state: CurrentState) -> Response:
 
 
 async def reset_prefix_cache(state: CurrentState) -> Response:
-    """Drop all cached prefixes, unless requests use the cache at the moment."""
+    """Drop all cached prefixes, unless requests are using the cache."""
     if await state.client.reset_prefix_cache():
         return _answer(Done())
     return rejection(409, "the prefix cache is in use by running requests: try again when there are none")
 
 
 async def start_profile(state: CurrentState) -> Response:
-    """Start recording a trace in every worker; a recording in progress continues."""
+    """Start to record a profiler trace in every worker. A recording in progress continues."""
     directory = _profiler_dir(state)
     await state.client.start_profile(str(directory))
     return _answer(Done(directory=str(directory)))
 
 
 async def stop_profile(state: CurrentState) -> Response:
-    """End the recording, if there is one; each worker writes its trace."""
+    """Stop recording, if a recording is in progress; each worker writes its trace."""
     directory = _profiler_dir(state)
     await state.client.stop_profile()
     return _answer(Done(directory=str(directory)))
 
 
 def _profiler_dir(state: AppState) -> Path:
-    """Return the directory for traces.
+    """Return the directory for profiler traces.
 
     Raises:
-        InvalidRequestError: there is none, or it is no longer writable, which would end a worker.
+        InvalidRequestError: none is configured, or it is no longer writable, which would terminate a worker.
     """
     if state.profiler_dir is None:
         raise InvalidRequestError("this server writes no traces: start it with --torch-profiler-dir DIRECTORY")
@@ -72,7 +72,7 @@ def usable_directory(path: Path) -> Path:
     """Create a directory if necessary, and return it if it is writable.
 
     Raises:
-        OSError: it is not.
+        OSError: the directory cannot be created or is not writable.
     """
     path.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=path):

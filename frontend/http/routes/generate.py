@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: vLLM's route from tokens to tokens."""
+"""`POST /inference/v1/generate`: vLLM's route that takes token ids and returns token ids."""
 
 import msgspec
 from starlette.responses import Response
@@ -19,11 +19,11 @@ from octavo.frontend.http.whole import WholeAnswer
 from octavo.frontend.pooling.spec import require_generation
 
 COMPLETIONS_PATH = "/v1/completions"
-"""Receipts hold the same request to this route."""
+"""Receipts record the equivalent request to this route."""
 
 
 async def generate_tokens(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Continue a prompt of token ids with tokens."""
+    """Continue a prompt of token ids; return token ids."""
     request = decode(http_request.take_body(), GenerateRequest)
     model, adapter = await state.choose_model(request.model)
     require_generation(state.client.config)

@@ -12,9 +12,9 @@ from octavo.protocol.version import __version__
 
 
 async def health(state: CurrentState) -> Response:
-    """Return 200 while an engine is alive and makes progress, else 503 with the reason; with the engines' states.
+    """Return 200 if an engine is alive and makes progress, else 503 with the reason; with the states of the engines.
 
-    Of several models each must have such an engine.
+    If the server has several models, each must have such an engine.
     """
     engines: list[dict[str, object]] = []
     reasons: list[str] = []

@@ -9,14 +9,14 @@ from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRA
 
 
 async def load_lora_adapter(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Load a LoRA adapter from a directory of this machine, for requests that name it as their model."""
+    """Load a LoRA adapter from a directory on this machine, for requests that name it as their model."""
     body = decode(http_request.take_body(), LoadLoRAAdapterRequest)
     await state.client.adapters.load(body.lora_name, body.lora_path, replaces=body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload_lora_adapter(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Forget a LoRA adapter; requests in flight finish with it."""
+    """Unload a LoRA adapter. In-flight requests finish with it."""
     body = decode(http_request.take_body(), UnloadLoRAAdapterRequest)
     state.client.adapters.unload(body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -25,7 +25,7 @@ from octavo.frontend.pooling.spec import require_generation
 logger = logging.getLogger(__name__)
 
 CHAT_PATH = "/v1/chat/completions"
-"""Receipts hold the same request to this route."""
+"""Receipts record the equivalent request to this route."""
 
 
 async def create_message(state: CurrentState, http_request: ApiRequest) -> Response:
@@ -47,7 +47,7 @@ async def create_message(state: CurrentState, http_request: ApiRequest) -> Respo
 
 
 async def count_message_tokens(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Count the tokens of the prompt that a conversation of Anthropic's API becomes."""
+    """Count the tokens of the prompt for a conversation of Anthropic's API."""
     request = decode(http_request.take_body(), CountTokensRequest)
     with errors_renamed(ERROR_NAMES):
         await state.choose_model(request.model)
@@ -67,7 +67,7 @@ def _chat_body(request: MessagePrompt, state: AppState) -> ChatCompletionRequest
 
 @cache
 def _log_unused_budget() -> None:
-    """Say it once: agents send a budget with every request."""
+    """Log it once: agents send a budget with every request."""
     logger.warning(
         "ignored thinking.budget_tokens: this server does not separate reasoning (--reasoning-parser); further "
         "occurrences are not logged"

@@ -20,7 +20,7 @@ async def list_models(state: CurrentState) -> Response:
 
 
 async def retrieve_model(state: CurrentState, request: ApiRequest) -> Response:
-    """Describe one served model or adapter; names may contain slashes."""
+    """Describe one served model or adapter. Names may contain slashes."""
     name = request.path_params["model_id"]
     return Response(msgspec.json.encode(_card(await state.of_model(name), name)), media_type=JSON)
 

@@ -38,7 +38,7 @@ from octavo.protocol.pooling import PoolingTask
 from octavo.protocol.pooling_params import PoolingParams
 
 MANY_BYTES = 2**18
-"""Results with more are written in a thread: that takes a millisecond and more."""
+"""Size in bytes above which results are rendered in a thread, because that takes a millisecond or more."""
 
 
 async def create_embeddings(state: CurrentState, http_request: ApiRequest) -> Response:
@@ -53,7 +53,7 @@ async def create_embeddings(state: CurrentState, http_request: ApiRequest) -> Re
 
 
 async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Compute a vector for each text, for Cohere's clients, whose older ones use the first version of the API."""
+    """Compute a vector for each text, for Cohere's clients. Older ones use the first version of the API."""
     body = decode(http_request.take_body(), CohereEmbedRequest)
     _, adapter = await choose_pooling_model(state, body.model)
     answer_id = http_request.choose_id(None)
@@ -74,7 +74,7 @@ async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest
 
 
 async def create_pooling(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Compute what a pooling model is for: vectors, class scores, or those of each token."""
+    """Compute what the pooling model provides: vectors, class scores, or either for each token."""
     body = decode(http_request.take_body(), PoolingRequest)
     model, adapter = await choose_pooling_model(state, body.model)
     answer_id = f"pool-{http_request.choose_id(body.request_id)}"
@@ -110,7 +110,7 @@ async def create_scores(state: CurrentState, http_request: ApiRequest) -> Respon
 
 
 async def rerank(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Order documents by how well they match a query."""
+    """Sort documents by how well they match a query."""
     body = decode(http_request.take_body(), RerankRequest)
     model, adapter = await choose_pooling_model(state, body.model)
     answer_id = f"rerank-{http_request.choose_id(body.request_id)}"
@@ -131,7 +131,7 @@ async def _run(
     prefix: str = "",
     named: Fields | None = None,
 ) -> list[PooledResult]:
-    """Compute what a body asks for; `named`: what the caller calls the prompts, if not as the body does."""
+    """Compute the requested results; `named`: field names of the prompts for errors, if not the body's."""
     prompts, fields = await prompts_of(state, body, prefix)
     adds = body.add_special_tokens
     if adds is None:  # chat templates write special tokens themselves
@@ -184,7 +184,7 @@ async def _answer(state: AppState, results: list[PooledResult], render: Callable
 
 
 def _named_prompt(state: AppState, name: str | None) -> str:
-    """Return the text that the model's files have for a purpose; "" if none is named."""
+    """Return the text that the model's files have for a purpose; "" if the request names no purpose."""
     facts = state.client.config.model.pooling
     if name is None or facts is None:
         return ""
@@ -195,7 +195,7 @@ def _named_prompt(state: AppState, name: str | None) -> str:
 
 
 def _labels(state: AppState) -> list[str]:
-    """Return the names of the classes, in their order; none if the model does not name them."""
+    """Return the names of the classes in order; empty if the model does not name them."""
     labels = state.client.config.model.hf_config.get("id2label") or {}
     try:
         return [str(labels[index]) for index in sorted(labels, key=int)]

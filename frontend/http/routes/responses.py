@@ -37,8 +37,8 @@ class ResponseNotFoundError(ModelNotFoundError):
     """No response with this id is stored.
 
     Args:
-        message: which, and why.
-        param: the field that names it; None: the path does.
+        message: which response, and why it is not found.
+        param: the field that names the response; None: its id is in the path.
     """
 
     def __init__(self, message: str, param: str | None) -> None:
@@ -50,7 +50,7 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
     """Answer a conversation of the Responses API."""
     request = decode(http_request.take_body(), ResponsesRequest)
     if request.store is None:
-        request.store = not is_of_batch(http_request.scope)  # a batch would displace all other responses
+        request.store = not is_of_batch(http_request.scope)  # a batch would displace all other stored responses
     check_settings(request)
     with errors_renamed(ERROR_NAMES):
         model, adapter = await state.choose_model(request.model)
@@ -60,7 +60,7 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
         tools = ResponseTools(request.tools or ())
         body = chat_body(request, items, tools)
         prepared = await prepare_chat(chat_request(body, adapter), state.chat_context)
-    # Not the request's id, which a client may choose: whoever knows it could replace the stored response.
+    # Not the request's id, which a client may choose: anyone who knows that id could replace the stored response.
     answer_id = f"resp_{secrets.token_hex(16)}"
     recorder = receipt_recorder(state, http_request, msgspec.json.encode(body), path=CHAT_PATH)
     style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering, recorder)
@@ -97,7 +97,7 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
 
 
 async def retrieve_response(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Return a stored response, or its events (`stream=true`) behind `starting_after`."""
+    """Return a stored response, or its events (`stream=true`) after `starting_after`."""
     response_id, query = _id(http_request), http_request.query_params
     owner, stored = await _find(state, http_request)
     if not flag(query, "stream"):
@@ -110,7 +110,7 @@ async def retrieve_response(state: CurrentState, http_request: ApiRequest) -> Re
 
 
 async def cancel_response(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Cancel a background response. One that has ended stays as it is."""
+    """Cancel a background response. A response that has ended stays as it is."""
     response_id = _id(http_request)
     owner, stored = await _find(state, http_request)
     if not stored.response["background"]:
@@ -123,7 +123,7 @@ async def cancel_response(state: CurrentState, http_request: ApiRequest) -> Resp
 
 
 async def delete_response(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Drop a stored response. One that is still generated is cancelled first."""
+    """Delete a stored response. If it is still being generated, cancel it first."""
     response_id = _id(http_request)
     owner, _ = await _find(state, http_request)
     await owner.background_responses.cancel(response_id)
@@ -132,7 +132,7 @@ async def delete_response(state: CurrentState, http_request: ApiRequest) -> Resp
 
 
 async def list_input_items(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Return the input of a stored response, without that of the responses before it."""
+    """Return the input items of a stored response, without those of earlier responses."""
     _, stored = await _find(state, http_request)
     name = stored.response["id"].removeprefix("resp_")
     own = [
@@ -151,7 +151,7 @@ def _render(events: ResponseEvents, outputs: list[RequestOutput]) -> bytes:
 async def _stored_before_end(
     pieces: AsyncGenerator[bytes], events: ResponseEvents, store: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a response; store it before its last ones: its client may go on from it at once."""
+    """Yield the events of a response. Store it before the last ones, because the client may continue it at once."""
     num_pieces = 0
     async with aclosing(pieces):
         try:
@@ -174,11 +174,11 @@ def _follow(state: AppState, response_id: str, sequence: int) -> EventStream:
 
 
 async def _earlier_items(state: AppState, http_request: ApiRequest, response_id: str | None) -> list[dict[str, Any]]:
-    """Return the conversation that ends with a stored response.
+    """Return the items of the conversation that ends with a stored response.
 
     Raises:
-        ResponseNotFoundError: there is none.
-        InvalidRequestError: it has not ended.
+        ResponseNotFoundError: the response is not stored.
+        InvalidRequestError: the response has not ended.
     """
     if response_id is None:
         return []
@@ -193,15 +193,15 @@ async def _earlier_items(state: AppState, http_request: ApiRequest, response_id:
 async def _find(
     state: AppState, http_request: ApiRequest, previous: str | None = None
 ) -> tuple[AppState, StoredResponse]:
-    """Return a response that the caller may see, and the state that has it.
+    """Return a response that the client may see, and the state of the model that stored it.
 
     Args:
         state: the state of the application.
         http_request: the HTTP request of the client.
-        previous: the id of the response; None: the path has it.
+        previous: the id of the response; None: the id is in the path.
 
     Raises:
-        ResponseNotFoundError: there is none.
+        ResponseNotFoundError: there is no such response.
     """
     response_id = _id(http_request) if previous is None else previous
     for one in state.of_all_models:

@@ -1,4 +1,4 @@
-"""The routes of operators: requests, and the list of engines that all of them return."""
+"""Request bodies of the operators' routes, and the list of engines that all of these routes return."""
 
 from typing import Annotated
 
@@ -10,12 +10,12 @@ Timeout = Annotated[float, Meta(ge=0)]
 
 
 class AddEngine(Struct, kw_only=True):
-    """An engine to be added: a new one, or one that runs."""
+    """An engine to add: a new one, or a running one."""
 
     address: Annotated[str, Meta(min_length=1)] | None = None
-    """Of a running engine; None: this server starts one with its own configuration."""
+    """Address of a running engine; None: this server starts one with its own configuration."""
     engine_public_key_file: str | None = None
-    """Public key of a running engine on another machine, on this server; None: --engine-public-key-file."""
+    """File on this server with the public key of an engine on another machine; None: --engine-public-key-file."""
 
 
 class DrainEngine(Struct, kw_only=True):
@@ -23,20 +23,20 @@ class DrainEngine(Struct, kw_only=True):
 
     index: Annotated[int, Meta(ge=0)]
     timeout: Timeout | None = None
-    """Seconds after which other engines continue its requests; None: they finish there."""
+    """Seconds after which other engines continue its requests; None: they finish on this engine."""
 
 
 class ResumeEngine(Struct, kw_only=True):
-    """An engine that drains and shall serve again."""
+    """A draining engine that should serve again."""
 
     index: Annotated[int, Meta(ge=0)]
 
 
 class ReplaceEngines(Struct, kw_only=True):
-    """What replaces the engines that serve."""
+    """The replacement for the serving engines."""
 
     model: Annotated[str, Meta(min_length=1)] | None = None
-    """Directory, .gguf file or hub id; None: the configured model, read again."""
+    """Directory, .gguf file or hub id; None: the configured model, loaded again."""
 
 
 class EngineList(Struct, kw_only=True):

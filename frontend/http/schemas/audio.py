@@ -6,25 +6,25 @@ from msgspec import Struct
 
 
 class DurationUsage(Struct, kw_only=True):
-    """What a transcription counts."""
+    """The usage of a transcription."""
 
     type: Literal["duration"] = "duration"
     seconds: int
-    """Of the file, rounded up."""
+    """Duration of the file in seconds, rounded up."""
 
 
 class TokenUsage(Struct, kw_only=True):
-    """What a stream counts."""
+    """The usage of a stream."""
 
     type: Literal["tokens"] = "tokens"
     input_tokens: int
-    """Of the decoder's prompts, over all windows."""
+    """Tokens of the decoder's prompts, over all windows."""
     output_tokens: int
     total_tokens: int
 
 
 class TranscriptionLogprob(Struct, kw_only=True):
-    """A token that was drawn."""
+    """A generated token."""
 
     token: str
     bytes: list[int]
@@ -32,7 +32,7 @@ class TranscriptionLogprob(Struct, kw_only=True):
 
 
 class Transcription(Struct, kw_only=True, omit_defaults=True):
-    """The text of a file."""
+    """The transcript of a file."""
 
     text: str
     logprobs: list[TranscriptionLogprob] | None = None
@@ -40,17 +40,17 @@ class Transcription(Struct, kw_only=True, omit_defaults=True):
 
 
 class TranscriptionSegment(Struct, kw_only=True):
-    """A piece of the text, between two timestamps."""
+    """A part of the text, between two timestamps."""
 
     id: int
     seek: int
-    """Where its window begins, in hundredths of a second."""
+    """Start of the segment's window, in hundredths of a second."""
     start: float
     """Seconds from the beginning of the file."""
     end: float
     text: str
     tokens: list[int]
-    """With the timestamps."""
+    """Token ids, including the timestamps."""
     temperature: float
     avg_logprob: float
     compression_ratio: float
@@ -58,7 +58,7 @@ class TranscriptionSegment(Struct, kw_only=True):
 
 
 class TranscriptionWord(Struct, kw_only=True):
-    """A word with its punctuation."""
+    """A word, including its punctuation."""
 
     word: str
     start: float
@@ -67,11 +67,11 @@ class TranscriptionWord(Struct, kw_only=True):
 
 
 class VerboseTranscription(Struct, kw_only=True, omit_defaults=True):
-    """The text of a file with its segments or words, or both."""
+    """The transcript of a file with its segments, its words, or both."""
 
     task: Literal["transcribe", "translate"]
     language: str
-    """Code."""
+    """Language code."""
     duration: float
     text: str
     segments: list[TranscriptionSegment] | None = None
@@ -86,20 +86,20 @@ class ChunkDelta(Struct, kw_only=True):
 
 
 class ChunkChoice(Struct, kw_only=True, omit_defaults=True):
-    """The one choice of a chunk."""
+    """The only choice of a chunk."""
 
     delta: ChunkDelta
     finish_reason: str | None = None
 
 
 class TranscriptEvent(Struct, kw_only=True, omit_defaults=True):
-    """An event of a stream: OpenAI's, and beside it the fields of vLLM's chunks."""
+    """An event of a stream: OpenAI's fields together with those of vLLM's chunks."""
 
     type: str
     """"transcript.text.delta" or "transcript.text.done"."""
     delta: str | None = None
     text: str | None = None
-    """The whole text, at the end."""
+    """The complete text, in the last event."""
     logprobs: list[TranscriptionLogprob] | None = None
     usage: TokenUsage | None = None
     id: str
@@ -129,4 +129,4 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"type": "number"},
     "max_completion_tokens": {"type": "integer"},
 }
-"""By name; `file` is apart."""
+"""Schemas of the form's fields by name, without `file`."""

@@ -1,6 +1,6 @@
-"""`/v1/files` and `/v1/batches`: OpenAI's batch API, requests and answers. Batches are stored in this form too.
+"""`/v1/files` and `/v1/batches`: OpenAI's batch API, requests and responses. Batches are stored in this format too.
 
-Source: the published reference of the API, and the types of its Python client.
+Source: the API's published reference, and the types of its Python client.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ MAX_EXPIRY_S = 30 * 24 * 3600
 
 
 class ExpiresAfter(Struct, kw_only=True):
-    """When a file is removed."""
+    """When a file is deleted."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
@@ -42,7 +42,7 @@ class FileList(Struct, kw_only=True):
 
 
 class DeletedFile(Struct, kw_only=True):
-    """A file is gone."""
+    """A file was deleted."""
 
     id: str
     object: Literal["file"] = "file"
@@ -60,7 +60,7 @@ class BatchRequestBody(Struct, kw_only=True):
 
 
 class RequestCounts(Struct, kw_only=True):
-    """Progress."""
+    """Number of requests by state."""
 
     total: int = 0
     completed: int = 0
@@ -68,19 +68,19 @@ class RequestCounts(Struct, kw_only=True):
 
 
 class InputDetails(Struct, kw_only=True):
-    """Of the prompts."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int = 0
 
 
 class OutputDetails(Struct, kw_only=True):
-    """Of the outputs."""
+    """Details of the output tokens."""
 
     reasoning_tokens: int = 0
 
 
 class BatchUsage(Struct, kw_only=True):
-    """Tokens of all answers."""
+    """Token usage of all responses."""
 
     input_tokens: int = 0
     input_tokens_details: InputDetails
@@ -99,14 +99,14 @@ class BatchError(Struct, kw_only=True):
 
 
 class BatchErrors(Struct, kw_only=True):
-    """All of them, or the first ones."""
+    """All errors, or the first ones."""
 
     object: Literal["list"] = "list"
     data: list[BatchError]
 
 
 class Batch(Struct, kw_only=True):
-    """A file of requests and how far it is."""
+    """A batch and its progress."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -148,4 +148,4 @@ FILE_FIELDS: dict[str, Any] = {
     "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
     "expires_after[seconds]": {"type": "string"},
 }
-"""Fields of the form of an upload by name; `file` is apart."""
+"""Schemas of the upload form's fields by name, without `file`."""

@@ -12,7 +12,7 @@ from octavo.frontend.outputs import WeightRange
 from octavo.frontend.receipts.receipt import Receipt
 
 MAX_CONVERSATIONS = 1024
-"""Of one request."""
+"""Maximum number of conversations in one batch request."""
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -21,9 +21,9 @@ class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments; None: it takes none."""
+    """JSON schema of the arguments; None: the function takes none."""
     strict: bool | None = None
-    """Calls must match the schema even under tool_choice "auto"; required calls always do."""
+    """Whether calls must match the schema even under tool_choice "auto"; required calls always do."""
 
 
 class ToolDefinition(Struct, kw_only=True):
@@ -34,7 +34,7 @@ class ToolDefinition(Struct, kw_only=True):
 
 
 class FunctionName(Struct, kw_only=True):
-    """One of the functions."""
+    """The name of a function."""
 
     name: str
 
@@ -46,14 +46,14 @@ class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
 
 
 class AllowedTools(Struct, kw_only=True):
-    """The tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Meta(min_length=1)]
 
 
 class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
-    """Some of the tools. The prompt still describes all of them, so that its prefix stays the same."""
+    """A subset of the tools. The prompt still describes all tools, so that its prefix stays the same."""
 
     allowed_tools: AllowedTools
 
@@ -62,7 +62,7 @@ Conversation: TypeAlias = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
 class ChatFields(SamplingFields, kw_only=True):
-    """How conversations are answered."""
+    """Fields that control how conversations are answered."""
 
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -71,24 +71,24 @@ class ChatFields(SamplingFields, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    """Chat templates write the special tokens themselves."""
+    """Chat templates write the special tokens themselves, so the default is False."""
     chat_template: str | None = None
-    """The Jinja text itself; never a file's name."""
+    """The Jinja template itself; never a file name."""
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    """Further arguments of the processor of the model's images."""
+    """Additional arguments of the model's image processor."""
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
-    """Default: auto, when there are tools."""
+    """Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     include_reasoning: bool = True
-    """False: the reasoning is left out of the response."""
+    """False: the reasoning is omitted from the response."""
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """Length limit of the reasoning in tokens; -1: no limit."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For chat templates that use it; none disables reasoning."""
+    """For chat templates that use it; "none" disables reasoning."""
 
 
 class ChatCompletionRequest(ChatFields, kw_only=True):
@@ -98,13 +98,13 @@ class ChatCompletionRequest(ChatFields, kw_only=True):
 
 
 class ChatBatchRequest(ChatFields, kw_only=True):
-    """Several conversations to answer, each by one choice. Without tools, streams and beam searches."""
+    """Several conversations to answer, each by one choice. Tools, streams and beam searches are not available."""
 
     messages: Annotated[list[Conversation], Meta(min_length=1, max_length=MAX_CONVERSATIONS)]
 
 
 class TopLogprob(Struct):
-    """One candidate at one position."""
+    """One candidate token at one position."""
 
     token: str
     logprob: float
@@ -112,7 +112,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(TopLogprob):
-    """The token that was chosen, and its alternatives."""
+    """The chosen token and its alternatives."""
 
     top_logprobs: list[TopLogprob]
 
@@ -124,7 +124,7 @@ class ChatLogprobs(Struct):
 
 
 class FunctionCall(Struct):
-    """The function, and its arguments as JSON text, which is cut off when the response was."""
+    """The function, and its arguments as JSON text. The text is cut off if the response was."""
 
     name: str
     arguments: str
@@ -139,7 +139,7 @@ class MessageToolCall(Struct):
 
 
 class ChatMessage(Struct):
-    """The response."""
+    """The response message."""
 
     content: str | None
     """Null if the response has only calls or reasoning."""
@@ -151,7 +151,7 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One response of possibly several."""
+    """One choice of a response."""
 
     index: int
     message: ChatMessage
@@ -163,7 +163,7 @@ class ChatChoice(Struct, kw_only=True):
 
 
 class ChatCompletion(Struct, kw_only=True):
-    """The whole response."""
+    """The complete response."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -177,7 +177,7 @@ class ChatCompletion(Struct, kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
-    """With these another engine takes the KV blocks that the request has left."""
+    """Parameters with which another engine fetches the KV blocks that this request left."""
 
 
 class FunctionCallDelta(Struct, kw_only=True):
@@ -188,7 +188,7 @@ class FunctionCallDelta(Struct, kw_only=True):
 
 
 class ToolCallDelta(Struct, kw_only=True):
-    """New parts of one call; id, type and name are in the first one only."""
+    """New parts of one call. Only the first delta has id, type and name."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -230,4 +230,4 @@ class ChatChunk(Struct, kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
-    """In the last chunk."""
+    """Only in the last chunk."""

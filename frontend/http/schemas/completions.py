@@ -12,15 +12,15 @@ from octavo.frontend.receipts.receipt import Receipt
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """A prompt to continue, or several."""
+    """One or several prompts to continue."""
 
     prompt: str | list[str | int | list[int]] | None = None
-    """Text, texts, one prompt's token ids, or several prompts' token ids."""
+    """One text, several texts, one prompt's token ids, or several prompts' token ids."""
     prompt_embeds: str | list[str] | None = None
-    """Prompts as rows of numbers, before those of `prompt`: base64 of a tensor in a safetensors file or saved by
-    torch.save."""
+    """Prompt embeddings; their choices come before those of `prompt`. Base64 of a tensor in a safetensors file or one
+    saved by torch.save."""
     suffix: str | None = None
-    """Text behind the gap to fill in, for models that were trained for it."""
+    """Text after the gap to fill in, for models that were trained for it."""
     max_tokens: int | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -30,7 +30,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class PromptLogprob(Struct):
-    """One candidate at one position of the prompt."""
+    """One candidate token at one position of the prompt."""
 
     logprob: float
     rank: int | None
@@ -38,7 +38,7 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
-"""One entry per prompt token, by token id; the first token has none."""
+"""One entry per prompt token, by token id; null for the first token."""
 
 
 class CompletionLogprobs(Struct):
@@ -51,7 +51,7 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One continuation, or in a stream its new part."""
+    """One continuation, or its new part in a stream."""
 
     index: int
     text: str
@@ -60,14 +60,14 @@ class CompletionChoice(Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     weight_versions: list[WeightRange] | UnsetType = UNSET
-    """Which weights drew the tokens: first index, index after the last, version."""
+    """Which weights drew which tokens: first index, index after the last, version."""
     prompt_token_ids: list[int] | UnsetType | None = UNSET
-    """Null in whole answers that were not asked for it, as vLLM has it; absent in chunks."""
+    """Null in unary responses if it was not requested, as in vLLM; absent in chunks."""
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
 class CompletionResponse(Struct, kw_only=True):
-    """The whole response, or one chunk of a stream."""
+    """The complete response, or one chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -79,5 +79,5 @@ class CompletionResponse(Struct, kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
-    """With these another engine takes the KV blocks that the request has left."""
-    """In streams in the last chunk."""
+    """Parameters with which another engine fetches the KV blocks that this request left. In a stream only the last
+    chunk has it."""

@@ -8,27 +8,27 @@ from octavo.protocol.weights import InFlightMode
 
 
 class UpdateWeightsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Other weights."""
+    """New weights for the engines."""
 
     path: Annotated[str, Meta(min_length=1)]
-    """A checkpoint for the same model on the server's machine: a folder or a file."""
+    """A checkpoint of the same model on the server's machine: a directory or a file."""
     label: str = ""
-    """What to call the weights."""
+    """Name for the new weights."""
     is_partial: bool = False
-    """The checkpoint may lack tensors, which stay as they are."""
+    """Whether the checkpoint may lack tensors; these keep their values."""
     in_flight: InFlightMode = "recompute"
-    """Whether requests that have begun compute their keys and values again, or keep those of the old weights."""
+    """Whether in-flight requests recompute their keys and values, or keep those of the old weights."""
 
 
 class UpdatedWeights(Struct, kw_only=True):
-    """The new weights serve."""
+    """The new weights are in use."""
 
     success: bool = True
     weight_version: int
 
 
 class IsSleeping(Struct):
-    """Whether memory is freed."""
+    """Whether the engine sleeps."""
 
     is_sleeping: bool
 
@@ -44,13 +44,13 @@ class EngineWeights(Struct, kw_only=True):
 
     index: int
     weight_version: int
-    """0: those that it was started with; each update adds one."""
+    """0: the weights at startup; each update adds one."""
     label: str
     is_paused: bool
     asleep: list[str]
-    """What a sleep has freed and /wake_up has not brought back."""
+    """Memory that a sleep has freed and /wake_up has not restored yet."""
     fault: str
-    """Why the engine cannot compute; empty: it can."""
+    """Why the engine cannot compute; empty if it can."""
 
 
 class WeightsList(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""`/load`, `/server_info`, and the calls that only report success."""
+"""`/load`, `/server_info`, and calls that only report success."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ class Load(Struct):
     """How busy the server is."""
 
     server_load: int
-    """Requests that run or wait."""
+    """Number of requests that run or wait."""
 
 
 class ServerInfo(Struct, kw_only=True):
-    """What is served, and how."""
+    """The served models and their configuration."""
 
     version: str
     models: list[str]
     max_model_len: int
     num_blocks: int
     config: dict[str, Any]
-    """The engine's configuration with nothing left open."""
+    """The engine's resolved configuration."""
 
 
 class Done(Struct, kw_only=True):
@@ -28,7 +28,7 @@ class Done(Struct, kw_only=True):
 
     success: bool = True
     directory: str | UnsetType = UNSET
-    """Where the traces are."""
+    """Directory of the traces."""
 
 
 class Version(Struct):

@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`: vLLM's route from tokens to tokens, request and response."""
+"""`/inference/v1/generate`: vLLM's route that takes and returns token ids; request and response."""
 
 from typing import Annotated, Any
 
@@ -15,8 +15,8 @@ class GenerateRequest(Struct, kw_only=True):
 
     token_ids: Annotated[list[int], Meta(min_length=1)]
     sampling_params: Raw
-    """An object with the fields of `SamplingParams`. What is left out has the defaults of that class, not the model's;
-    without `max_tokens` the response may fill the context."""
+    """An object with the fields of `SamplingParams`. Omitted fields have the defaults of that class, not the model's.
+    Without `max_tokens` the response may fill the context."""
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -25,27 +25,27 @@ class GenerateRequest(Struct, kw_only=True):
     priority: Priority = 0
     kv_transfer_params: dict[str, Any] | None = None
     features: Any = None
-    """Rejected: media are read in conversations only."""
+    """Rejected: only conversations may contain media."""
 
 
 class GenerateChoice(Struct, kw_only=True):
-    """One continuation, or in a stream its new part."""
+    """One continuation, or its new part in a stream."""
 
     index: int
     logprobs: ChatLogprobs | None = None
-    """With names of the form `token_id:ID`."""
+    """Logprobs; tokens have names of the form `token_id:ID`."""
     finish_reason: str | None = None
     token_ids: list[int]
 
 
 class GenerateResponse(Struct, kw_only=True):
-    """The whole response, or one chunk of a stream."""
+    """The complete response, or one chunk of a stream."""
 
     request_id: str
     choices: list[GenerateChoice]
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     prompt_token_id_logprobs: str | UnsetType = UNSET
-    """Logprobs of `prompt_logprob_token_ids`: base64 of a .npy file with float32 numbers of the same shape."""
+    """Logprobs of `prompt_logprob_token_ids`: base64 of a .npy file with float32 numbers in the same shape."""
     kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET
     usage: Usage | UnsetType = UNSET
-    """In streams in the last chunk, or in all, as `stream_options` say."""
+    """In streams: in the last chunk, or in every chunk, depending on `stream_options`."""

@@ -12,12 +12,12 @@ class LoadLoRAAdapterRequest(Struct, kw_only=True):
     lora_path: Annotated[str, Meta(min_length=1)]
     """Directory on the server's machine, or a hub id."""
     load_inplace: bool = False
-    """Replace an adapter of this name. Requests in flight finish with the old one."""
+    """Replace a loaded adapter with this name. In-flight requests finish with the old adapter."""
 
 
 class UnloadLoRAAdapterRequest(Struct, kw_only=True):
-    """An adapter to forget."""
+    """An adapter to unload."""
 
     lora_name: Annotated[str, Meta(min_length=1)]
     lora_int_id: int | None = None
-    """Not used: names are unique."""
+    """Ignored: names are unique."""

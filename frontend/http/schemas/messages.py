@@ -1,7 +1,7 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API, requests and whole answers.
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API, requests and unary responses.
 
-Source: the published reference of the API, and the types of its Python client. Content blocks stay dicts, as messages
-of chat completions do: `messages_request.py` checks them and names the invalid part.
+Source: the API's published reference, and the types of its Python client. Content blocks stay dicts, like the messages
+of chat completions: `messages_request.py` checks them and names the invalid part.
 """
 
 from typing import Annotated, Any, Literal
@@ -17,9 +17,9 @@ class MessageTool(Struct, kw_only=True):
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    """JSON schema of its arguments; None: it takes none."""
+    """JSON schema of the arguments; None: the function takes none."""
     type: str | None = None
-    """"custom", or the name of a tool that Anthropic's servers run, which octavo does not have."""
+    """"custom", or the name of a tool that runs on Anthropic's servers. octavo rejects the latter."""
     strict: bool | None = None
 
 
@@ -28,7 +28,7 @@ class MessageToolChoice(Struct, kw_only=True):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    """Only with the type "tool"."""
+    """Only for the type "tool"."""
     disable_parallel_tool_use: bool = False
 
 
@@ -39,26 +39,26 @@ class Thinking(Struct, kw_only=True):
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Length limit of the reasoning in tokens."""
     display: Literal["summarized", "omitted"] | None = None
-    """omitted: the response has no reasoning. There are no summaries: the reasoning is shown as it is."""
+    """omitted: the response has no reasoning. There are no summaries: the full reasoning is shown."""
 
 
 class OutputFormat(Struct, kw_only=True):
-    """The form of the response."""
+    """The required format of the response."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How the model answers."""
+    """Settings of the output."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """The template's `reasoning_effort`; max is xhigh there."""
+    """Becomes the chat template's `reasoning_effort`, where max is xhigh."""
     format: OutputFormat | None = None
 
 
 class MessagePrompt(Struct, kw_only=True):
-    """What becomes the prompt."""
+    """The fields that determine the prompt."""
 
     model: str
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -79,42 +79,42 @@ class MessagesRequest(MessagePrompt, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
-    """Not used."""
+    """Ignored."""
     seed: Seed | None = None
-    """As in chat completions; not in Anthropic's API."""
+    """As in chat completions; not part of Anthropic's API."""
     priority: Priority = 0
-    """As in chat completions; not in Anthropic's API."""
+    """As in chat completions; not part of Anthropic's API."""
 
 
 class CountTokensRequest(MessagePrompt, kw_only=True):
-    """A conversation whose tokens are counted."""
+    """A conversation whose tokens to count."""
 
 
 class TokenCount(Struct, kw_only=True):
-    """The tokens of a prompt."""
+    """Number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class MessageUsage(Struct, kw_only=True):
-    """Tokens of one response."""
+    """Token usage of one response."""
 
     input_tokens: int
-    """Of the prompt, without those that the prefix cache had."""
+    """Prompt tokens that were not in the prefix cache."""
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
 
 
 class MessageAnswer(Struct, kw_only=True):
-    """The whole response."""
+    """The complete response."""
 
     type: Literal["message"] = "message"
     id: str
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[dict[str, Any]]
-    """Blocks: thinking, text, tool_use."""
+    """Blocks of the types thinking, text and tool_use."""
     stop_reason: str | None
     """end_turn, max_tokens, stop_sequence or tool_use; null at the start of a stream."""
     stop_sequence: str | None = None

@@ -1,4 +1,4 @@
-"""`/v1/models`: what is served."""
+"""`/v1/models`: the served models."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class ModelPermission(Struct, kw_only=True):
-    """A relic of OpenAI's first API that some clients still read."""
+    """A remnant of OpenAI's first API that some clients still read."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"
@@ -23,7 +23,7 @@ class ModelPermission(Struct, kw_only=True):
 
 
 class ModelCard(Struct, kw_only=True):
-    """One name that requests may use."""
+    """One model name that requests may use."""
 
     id: str
     object: Literal["model"] = "model"
@@ -31,17 +31,17 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "octavo"
     root: str
     parent: str | None = None
-    """Of a LoRA adapter: its base model."""
+    """Base model of a LoRA adapter; null for a model."""
     max_model_len: int
     model_impl: str
-    """What computes it: "octavo" or "transformers"."""
+    """Implementation of the model: "octavo" or "transformers"."""
     variant_module: str | None
-    """The module that makes the bits of a request depend on its batch; null: they do not."""
+    """The module that makes a request's bits depend on its batch; null if the bits do not depend on the batch."""
     permission: list[ModelPermission]
 
 
 class ModelList(Struct, kw_only=True):
-    """All names."""
+    """All model names."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

@@ -9,11 +9,11 @@ from octavo.protocol.pooling import PoolingTask
 T = TypeVar("T")
 
 Text: TypeAlias = str | dict[str, Any]
-"""A text, an object with it: {"text": ...}, or with parts: {"content": [{"type": "image_url", ...}]}."""
+"""A text; an object with a text: {"text": ...}; or an object with parts: {"content": [{"type": "image_url", ...}]}."""
 
 
 class PoolingFields(Struct, kw_only=True):
-    """What all requests for a pooling model share."""
+    """Fields that all requests for pooling models share."""
 
     model: str | None = None
     user: str | None = None
@@ -21,24 +21,24 @@ class PoolingFields(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
-    """Cut longer texts to so many tokens, -1: to as many as the model reads. null: they are rejected."""
+    """Truncate longer texts to this many tokens; -1: to the model's maximum. null: longer texts are rejected."""
     truncation_side: Literal["left", "right"] | None = None
     """Where texts are cut; default: right."""
     use_activation: bool | None = None
-    """Normalize vectors, apply the activation to class scores. null: as the model does."""
+    """Whether to normalize vectors or apply the activation to class scores. null: the model's default."""
     normalize: bool | None = None
-    """Older name of `use_activation`."""
+    """Former name of `use_activation`."""
 
 
 class InputFields(PoolingFields, kw_only=True):
     """Texts, token ids, or a conversation."""
 
     input: str | list[str | int | list[int]] | None = None
-    """A text, texts, the token ids of one text, or those of several."""
+    """One text, several texts, the token ids of one text, or the token ids of several texts."""
     messages: list[dict[str, Any]] | None = None
-    """A conversation for the chat template, in place of `input`."""
+    """A conversation for the chat template, instead of `input`."""
     add_special_tokens: bool | None = None
-    """Put the model's own tokens around texts. Default: true for texts, false for messages."""
+    """Whether to add the model's special tokens. Default: true for texts, false for messages."""
     add_generation_prompt: bool = False
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -46,77 +46,77 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 class EncodingFields(InputFields, kw_only=True):
-    """How numbers are written."""
+    """How numbers are encoded."""
 
     encoding_format: Literal["float", "base64"] | None = None
-    """Default: float. base64: of the numbers' bytes."""
+    """Default: float. base64: the bytes of the numbers."""
     embed_dtype: Literal["float32", "float16"] = "float32"
-    """Of base64."""
+    """Number format of base64."""
     endianness: Literal["native", "little", "big"] = "native"
-    """Of base64."""
+    """Byte order of base64."""
     dimensions: int | None = None
-    """Cut vectors to so many numbers, if the model was trained for it."""
+    """Truncate vectors to this many numbers, if the model was trained for it."""
 
 
 class EmbeddingRequest(EncodingFields, kw_only=True):
-    """Texts to vectors."""
+    """Texts to embed."""
 
     prompt_name: str | None = None
-    """Put the model's prompt of this name before each text (config_sentence_transformers.json)."""
+    """Name of a prompt in config_sentence_transformers.json; it is put before each text."""
 
 
 class PoolingRequest(EncodingFields, kw_only=True):
-    """What a pooling model computes of texts."""
+    """Inputs of a pooling model."""
 
     task: PoolingTask | None = None
-    """Default: the model's usual one."""
+    """Default: the model's default task."""
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
 
 
 class ClassificationRequest(InputFields, kw_only=True):
-    """Texts to class scores."""
+    """Texts to classify."""
 
 
 class ScoringFields(PoolingFields, kw_only=True):
-    """What requests for pairs of texts share."""
+    """Fields that requests for pairs of texts share."""
 
     max_tokens_per_query: Annotated[int, Meta(ge=0)] | None = None
-    """Longer queries are cut; 0: only `truncate_prompt_tokens` applies."""
+    """Longer queries are truncated; 0: only `truncate_prompt_tokens` applies."""
     max_tokens_per_doc: Annotated[int, Meta(ge=0)] | None = None
-    """Longer documents are cut; 0: only `truncate_prompt_tokens` applies."""
+    """Longer documents are truncated; 0: only `truncate_prompt_tokens` applies."""
     instruction: str | None = None
-    """For score templates: the same as in `chat_template_kwargs`."""
+    """For score templates: the same as `instruction` in `chat_template_kwargs`."""
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    """Further arguments of the model's processor, for all media."""
+    """Additional arguments of the model's processor, for all media."""
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
-    """Pairs of texts to scores: one of the four ways to name both sides."""
+    """Pairs of texts to score. There are four ways to name the two sides."""
 
     text_1: Text | list[Text] | None = None
     text_2: Text | list[Text] | None = None
     queries: Text | list[Text] | None = None
     documents: Text | list[Text] | None = None
     items: Text | list[Text] | None = None
-    """In place of `documents`."""
+    """Alternative to `documents`."""
     data_1: Text | list[Text] | None = None
     data_2: Text | list[Text] | None = None
 
 
 class RerankRequest(ScoringFields, kw_only=True):
-    """Documents in the order in which they match a query: Jina's and Cohere's shape."""
+    """Documents to sort by how well they match a query, in Jina's and Cohere's format."""
 
     query: Text
     documents: list[Text]
     top_n: Annotated[int, Meta(ge=0)] | None = None
-    """Return so many; 0 or null: all."""
+    """Maximum number of documents to return; 0 or null: all."""
     return_documents: bool = True
 
 
 class PoolingUsage(Struct):
-    """The tokens of all texts."""
+    """Number of tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -137,25 +137,25 @@ class EmbeddingData(Struct, kw_only=True):
 
     object: Literal["embedding"] = "embedding"
     embedding: list[float] | str
-    """Numbers, or base64 of their bytes."""
+    """A list of numbers, or base64 of their bytes."""
     index: int
 
 
 class EmbeddingResponse(_Results[EmbeddingData], kw_only=True):
-    """The vectors of all texts, in their order."""
+    """The vectors of all texts, in the order of the texts."""
 
 
 class PoolingData(Struct, kw_only=True):
-    """The numbers of one text."""
+    """The numbers computed for one text."""
 
     index: int
     object: Literal["pooling"] = "pooling"
     data: list[float | list[float]] | str
-    """A list, or for tasks of tokens a list for each token; or base64 of all of their bytes."""
+    """A list of numbers; for per-token tasks a list for each token; or base64 of all bytes."""
 
 
 class PoolingResponse(_Results[PoolingData], kw_only=True):
-    """The numbers of all texts, in their order."""
+    """The numbers of all texts, in the order of the texts."""
 
 
 class ClassificationData(Struct, kw_only=True):
@@ -163,13 +163,13 @@ class ClassificationData(Struct, kw_only=True):
 
     index: int
     label: str | None
-    """Of the highest score; null: the model does not name its classes."""
+    """Name of the class with the highest score; null: the model does not name its classes."""
     probs: list[float]
     num_classes: int
 
 
 class ClassificationResponse(_Results[ClassificationData], kw_only=True):
-    """The class scores of all texts, in their order."""
+    """The class scores of all texts, in the order of the texts."""
 
 
 class ScoreData(Struct, kw_only=True):
@@ -181,7 +181,7 @@ class ScoreData(Struct, kw_only=True):
 
 
 class ScoreResponse(_Results[ScoreData], kw_only=True):
-    """The scores of all pairs, in their order."""
+    """The scores of all pairs, in the order of the pairs."""
 
 
 class RerankDocument(Struct):
@@ -189,20 +189,20 @@ class RerankDocument(Struct):
 
     text: str | None
     multi_modal: list[dict[str, Any]] | UnsetType = UNSET
-    """Its parts, in place of a text."""
+    """The document's parts, if it is not a text."""
 
 
 class RerankResult(Struct, kw_only=True):
     """One document."""
 
     index: int
-    """In the request."""
+    """Index of the document in the request."""
     relevance_score: float
     document: RerankDocument | UnsetType = UNSET
 
 
 class RerankResponse(Struct, kw_only=True):
-    """Documents, the best first."""
+    """Documents, sorted from the best match to the worst."""
 
     id: str
     model: str

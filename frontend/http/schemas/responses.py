@@ -1,7 +1,7 @@
-"""`/v1/responses`: OpenAI's Responses API, requests and answers.
+"""`/v1/responses`: OpenAI's Responses API, requests and responses.
 
-Source: the published reference of the API, and the types of its Python client. Items stay dicts, as messages of chat
-completions do: `responses_request.py` checks them and names the invalid part.
+Source: the API's published reference, and the types of its Python client. Items stay dicts, like the messages of chat
+completions: `responses_request.py` checks them and names the invalid part.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,22 +12,22 @@ from octavo.frontend.http.schemas.sampling import Priority, Seed
 
 
 class TextOptions(Struct, kw_only=True):
-    """The form of the response."""
+    """The required format of the text."""
 
     format: dict[str, Any] | None = None
     """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""
     verbosity: str | None = None
-    """Not used."""
+    """Ignored."""
 
 
 class ReasoningOptions(Struct, kw_only=True):
-    """How much the model reasons, and where its reasoning is shown."""
+    """How much the model reasons, and where the response shows the reasoning."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """Shows the reasoning as its summary: nothing makes a shorter one."""
+    """Shows the full reasoning as its summary: octavo makes no shorter one."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    """The former name of `summary`."""
+    """Former name of `summary`."""
 
 
 class ResponsesRequest(Struct, kw_only=True):
@@ -36,16 +36,16 @@ class ResponsesRequest(Struct, kw_only=True):
     model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    """The first message; not kept for later responses."""
+    """Used as the first message; not stored for later responses."""
     previous_response_id: str | None = None
-    """A stored response, whose conversation goes on."""
+    """Id of a stored response whose conversation continues."""
     store: bool | None = None
-    """None: true, but false in a batch."""
+    """Default: true; false in a batch."""
     background: bool | None = None
     """Generate without a connection; needs `store`."""
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    """Not used: events are never padded (`include_obfuscation`)."""
+    """Ignored: events are never padded (`include_obfuscation`)."""
     conversation: str | dict[str, Any] | None = None
     """Rejected: there are no conversation objects, only `previous_response_id`."""
     prompt: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class ResponsesRequest(Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Limit on calls of built-in tools, of which octavo has none; calls of functions do not count."""
+    """Limit on calls of built-in tools, of which octavo has none. Function calls do not count."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
@@ -63,17 +63,17 @@ class ResponsesRequest(Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    """auto: the oldest tokens of a prompt that is too long are dropped."""
+    """auto: drop the oldest tokens of a prompt that is too long."""
     metadata: dict[str, Any] | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    """Not used: prefixes are cached anyway."""
+    """Ignored: prefixes are always cached."""
     safety_identifier: str | None = None
-    """Not used."""
+    """Ignored."""
     service_tier: str | None = None
-    """Not used."""
+    """Ignored."""
     top_k: int | None = None
-    """As in chat completions, as the fields below; not in OpenAI's API."""
+    """As in chat completions, like the fields below; not part of OpenAI's API."""
     seed: Seed | None = None
     priority: Priority = 0
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
@@ -81,7 +81,7 @@ class ResponsesRequest(Struct, kw_only=True):
 
 
 class InputTokensDetails(Struct):
-    """Parts of the prompt."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -89,13 +89,13 @@ class InputTokensDetails(Struct):
 
 
 class OutputTokensDetails(Struct):
-    """Parts of what was generated."""
+    """Details of the generated tokens."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct, kw_only=True):
-    """Tokens of one response."""
+    """Token usage of one response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -112,13 +112,13 @@ class ResponseFailure(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response, with the request's settings."""
+    """A response, including the request's settings."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
-    """When it was completed; null in all other states."""
+    """Unix time of completion; null in all other states."""
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool = False
     error: ResponseFailure | None = None
@@ -148,7 +148,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 class DeletedResponse(Struct, kw_only=True):
-    """A response is not stored any more."""
+    """A response was deleted from the store."""
 
     id: str
     object: Literal["response.deleted"] = "response.deleted"
@@ -156,7 +156,7 @@ class DeletedResponse(Struct, kw_only=True):
 
 
 class InputItems(Struct, kw_only=True):
-    """The input of a stored response."""
+    """The input items of a stored response."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

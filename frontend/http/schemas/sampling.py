@@ -1,4 +1,4 @@
-"""Request fields that chat and plain completions share. None means: not given."""
+"""Request fields that chat and plain completions share. None: the request does not set the field."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from octavo.protocol.sampling_table import PARAMETERS
 
 
 def _bounds(parameter: str) -> Meta:
-    """Return a parameter's bounds for the description of the API; `SamplingParams` enforces them."""
+    """Return a parameter's bounds for the OpenAPI description. `SamplingParams` enforces them."""
     return Meta(extra_json_schema=PARAMETERS[parameter].json_bounds)
 
 
@@ -20,16 +20,16 @@ Priority: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream reports besides text."""
+    """What a stream reports in addition to text."""
 
     include_usage: bool | None = None
-    """One more chunk at the end, with the usage of the whole request and no choices."""
+    """Whether a chunk at the end has the usage of the whole request and no choices."""
     continuous_usage_stats: bool | None = None
-    """The usage so far in every chunk; only together with `include_usage`."""
+    """Whether every chunk has the usage so far; requires `include_usage`."""
 
 
 class SamplingFields(StructuredFields, kw_only=True):
-    """Fields of OpenAI's API and of vLLM's extension of it, with their names and meanings."""
+    """Fields of OpenAI's API and of vLLM's extensions, with their names and meanings."""
 
     model: str | None = None
     stream: bool | None = None
@@ -52,34 +52,34 @@ class SamplingFields(StructuredFields, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
-    """Ends a response that repeats itself with `finish_reason` repetition."""
+    """Ends a repetitive response with the `finish_reason` repetition."""
     use_beam_search: bool = False
-    """Return the `n` most likely sequences found by a beam search of this width (or `best_of`)."""
+    """Return the `n` most likely sequences found by a beam search. Its width is `n`, or `best_of` if that is set."""
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
     stream_interval: Annotated[int | None, _bounds("stream_interval")] = None
     speculation: Literal["off"] | int | None = None
-    """The most tokens that are drafted at a time, in an engine with `--speculative-config`."""
+    """Maximum number of draft tokens per step, for an engine with `--speculative-config`; "off" disables drafting."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprob_token_ids: list[int] | None = None
-    """Tokens whose logprobs are reported at each position after the chosen one's, instead of the most likely ones."""
+    """Tokens whose logprobs are reported at each position after the chosen token's, instead of the most likely ones."""
     prompt_logprobs: Annotated[int | None, _bounds("prompt_logprobs")] = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
-    """Keep only this many of the prompt's last tokens; -1: as many as the engine holds."""
+    """Keep only this many of the prompt's last tokens; -1: the engine's maximum."""
     truncation_side: Literal["left", "right"] | None = None
     vllm_xargs: dict[str, Any] | None = None
-    """Arguments of the engine's logits processors: `SamplingParams.extra_args`."""
+    """Arguments for the engine's logits processors: `SamplingParams.extra_args`."""
     kv_transfer_params: dict[str, Any] | None = None
-    """KV blocks that the request leaves for another engine, or takes from one: see docs/disaggregation.md."""
+    """KV blocks that the request leaves for another engine, or fetches from one: see docs/disaggregation.md."""
     priority: Priority = 0
     request_id: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     return_token_ids: bool | None = None
     return_weight_versions: bool = False
-    """Say which version of the weights drew which tokens, also if there is only one."""
+    """Report which version of the weights drew which tokens, even if there is only one."""
     return_tokens_as_token_ids: bool | None = None
     return_receipt: bool = False
-    """The response has a `receipt`, which `octavo verify` compares with the same request computed again."""
+    """Return a `receipt`, which `octavo verify` compares with a recomputation of the same request."""
     echo: bool = False
     user: str | None = None

@@ -27,7 +27,7 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
-    """JSON by a schema."""
+    """JSON that matches a schema."""
 
     json_schema: JsonSchema
 

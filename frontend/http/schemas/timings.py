@@ -1,18 +1,18 @@
-"""`RequestMetrics`: the times of a request, for servers with `--enable-per-request-metrics`."""
+"""`RequestMetrics`: timings of a request, for servers with `--enable-per-request-metrics`."""
 
 from msgspec import Struct
 
 
 class RequestMetrics(Struct, kw_only=True):
-    """Times of one sequence in the engine; null if it ended too early."""
+    """Timings of one sequence in the engine. A field is null if the sequence ended too early to measure it."""
 
     time_to_first_token_ms: float | None = None
-    """From its first step to its first token."""
+    """From the sequence's first step to its first token."""
     generation_time_ms: float | None = None
-    """From its first token to its end."""
+    """From the first token to the end."""
     queue_time_ms: float | None = None
-    """From its arrival to its first step."""
+    """From the arrival to the first step."""
     mean_itl_ms: float | None = None
-    """Generation time for each token after the first."""
+    """Mean generation time per token after the first."""
     tokens_per_second: float | None = None
-    """Tokens over the time from its first step to its end."""
+    """Number of tokens divided by the time from the first step to the end."""

@@ -8,7 +8,7 @@ from octavo.frontend.http.schemas.chat import ToolDefinition
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """Either a prompt or messages."""
+    """Either a prompt or messages to tokenize."""
 
     model: str | None = None
     prompt: str | None = None
@@ -34,15 +34,15 @@ class TokenizeResponse(Struct, kw_only=True):
 
 
 class TokenizerInfo(Struct, kw_only=True):
-    """The tokenizer's own settings (`tokenizer_config.json`); these are always present."""
+    """The tokenizer's settings (`tokenizer_config.json`). The fields below are always present."""
 
     tokenizer_class: str
     chat_template: str | None
-    """Of this server; null: there is none."""
+    """Chat template of this server; null if there is none."""
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    """Tokens of a whole text."""
+    """Tokens of a complete text."""
 
     tokens: list[int]
     model: str | None = None
