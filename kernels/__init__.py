@@ -1,7 +1,7 @@
-"""One folder per operation: contract, meaning, an implementation per kind of device. Imports nothing of octavo's.
+"""One folder per operation: contract, reference, one implementation per kind of device. Imports nothing else of octavo.
 
-Every operation is batch-invariant: a row of the result (a token or a request) has the same bits whatever the batch
-is: the other rows, their number and the row's position do not matter. A new implementation must keep that;
+Every operation is batch-invariant: a row of the result (a token or a request) has the same bits in every batch. The
+other rows, their number and the position of the row do not matter. A new implementation must keep this property;
 `tests/kernels` and `tests/gpu` check it with `torch.equal`.
 
 A folder holds
@@ -10,7 +10,7 @@ A folder holds
     ``cpu.py``        the CPU implementation through torch
     ``gpu.py``        the implementation for NVIDIA GPUs, in Triton; imported when the first tensor is on one
     ``native.h``      the CPU implementation in C++ (``native.cpp`` if it is compiled on its own)
-    ``native.py``     its arguments, and its place in a program (``record.py`` where that is longer)
+    ``native.py``     its ctypes arguments, and how it is recorded into a program (``record.py`` if that is longer)
     ``cases.py``      shapes, dtypes and tolerances, shared by the test and the benchmark
 
 Names of tensors end in their dimensions, outermost first:

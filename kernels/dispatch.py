@@ -1,6 +1,6 @@
-"""Chooses an operation's implementation by device. Holds the errors that all operations raise, and no implementation.
+"""Chooses an operation's implementation by device, and defines the errors that all operations raise.
 
-Every operation imports this module, so torch is prepared for all of them here.
+Every operation imports this module, so torch's vector math is initialized here once for all of them.
 """
 
 import importlib
@@ -31,12 +31,12 @@ def choose(operation: str, implementations: Mapping[str, Implementation], device
     """Return the implementation for tensors on `device`.
 
     Args:
-        operation: its name, for the message of the error.
-        implementations: by `torch.device.type`.
-        device: where the arguments are.
+        operation: name of the operation, for the error message.
+        implementations: implementations by `torch.device.type`.
+        device: device of the arguments.
 
     Raises:
-        UnsupportedDevice: there is none. No other device's implementation is used instead.
+        UnsupportedDevice: there is none for this kind of device. There is no fallback to another kind.
     """
     try:
         return implementations[device.type]

@@ -1,4 +1,4 @@
-"""Which states a step reads and writes: what the operations with a state per request share. Computes nothing."""
+"""Which states a step reads and writes, for the operations that keep a state per request. Computes nothing."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from octavo.kernels.dispatch import require
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSlots:
-    """The states of R requests, by their indices in tensors of states.
+    """The state slots of R requests: indices into the tensors that hold the states.
 
     Raises:
         ShapeError: the lists have different lengths.
@@ -21,9 +21,10 @@ class StateSlots:
     query_starts: Sequence[int]
     """R + 1 offsets into the rows of the step."""
     sources: Sequence[int]
-    """R; the state before the first row of each request. -1: zeros, at position 0."""
+    """R; slot of the state before the first row of each request. -1: the state is zero, at position 0."""
     destinations: Sequence[int]
-    """R; where the state after the last row goes. May be the source, and no other request's source or destination."""
+    """R; slot for the state after the last row. May equal the source; no other request may use it as source or
+    destination."""
 
     def __post_init__(self) -> None:
         require(
@@ -40,20 +41,20 @@ class StateSlots:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSlots:
-    """The states of a step in a program, which finds them in its cache group when it runs."""
+    """The states of a step in a recorded program, which finds the slots in the step's cache group when it runs."""
 
     cache_group: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSlots:
-    """`StateSlots` in the memory of a GPU, int64, where a step's graph finds them; requests of padding have no rows."""
+    """`StateSlots` as int64 tensors on a GPU, read by the step's CUDA graph. Padding requests have no rows."""
 
     query_starts_Q: Tensor
-    """R + 1; those of padding are all the number of rows."""
+    """R + 1; entries of padding requests equal the number of rows."""
     sources_R: Tensor
     destinations_R: Tensor
-    """-1 where the state is not kept, as that of a step of padding."""
+    """R; -1 where the state is not kept, as for padding requests."""
 
     @property
     def num_requests(self) -> int:
@@ -65,7 +66,7 @@ Slots = StateSlots | RecordedSlots | DeviceSlots
 
 
 def before(state: Tensor, source: int) -> Tensor:
-    """Return the state of a request before its first row: a view, or zeros."""
+    """Return the state of a request before its first row: a view of its slot, or zeros."""
     return state[source] if source >= 0 else state.new_zeros(state.shape[1:])
 
 
@@ -76,7 +77,7 @@ class StateArguments(ctypes.Structure):
 
     @classmethod
     def of(cls, state: Tensor, slots: Slots) -> Self:
-        """Mirror a tensor of states, which must outlive it; `slots` are of a program."""
+        """Return the C++ arguments for a tensor of states, which must outlive them; `slots` must be a program's."""
         assert isinstance(slots, RecordedSlots), "a program looks its states up"
         assert state[0].is_contiguous(), "only the states may lie apart"
         return cls(state.data_ptr(), state.stride(0) * state.element_size(), slots.cache_group)

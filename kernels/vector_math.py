@@ -1,4 +1,4 @@
-"""Initializes torch's vectorized functions once, before any operation runs. Computes nothing that is used."""
+"""Initializes MKL's vector math once, before any operation runs. The results are discarded."""
 
 import torch
 
@@ -8,9 +8,9 @@ _VECTOR_MATH = ("cos", "erf", "exp", "log", "sin", "tanh")
 def prepare_vector_math() -> None:
     """Call every function of MKL's vector math once, on one thread.
 
-    MKL chooses its routine in the first call of each function. When that call is made by several threads
-    at once, some of them may compute with a routine of low accuracy: seen as an `exp` wrong by 1e-4 in one
-    start of a few hundred. One element is too little for torch to use threads.
+    MKL chooses the routine of each function in its first call. If several threads make that call at once, some of them
+    may compute with a low-accuracy routine: we saw an `exp` that was wrong by 1e-4, in one start out of a few hundred.
+    One element is too few for torch to use several threads.
     """
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)

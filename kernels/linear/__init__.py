@@ -1,4 +1,4 @@
-"""Matrix product with a weight; a row has the same bits in any batch. Does not shard.
+"""Matrix product with a weight. A row has the same bits in any batch. Does not shard weights.
 
 There are two implementations for a CPU: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
 weights. There are two for a GPU (`gpu.py`): cuBLAS, with row counts that a test at load shows to be batch-invariant,
@@ -35,7 +35,8 @@ class DevicePacker(Protocol):
     def pack_quantized(
         self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> Callable[[Tensor], Tensor] | None:
-        """Return the product of rows of a type with a quantized weight; None: nothing multiplies with its format."""
+        """Return the product of rows in `dtype` with a quantized weight; `None` if no kernel multiplies with its
+        format."""
 
 
 @runtime_checkable
@@ -43,25 +44,25 @@ class PaddingProduct(Protocol):
     """A product that pads some row counts."""
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the row count that is computed for this one."""
+        """Return the row count that is computed for `num_rows` rows."""
 
 
 @runtime_checkable
 class SizedProduct(Protocol):
-    """A product whose weight is not as large as its numbers in the rows' type."""
+    """A product whose weight does not take the bytes of its elements in the rows' dtype."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight in memory."""
+        """Bytes of the weight in memory."""
 
     @property
     def description(self) -> str:
-        """What it computes with, for the log."""
+        """Number format of the product, for the log."""
 
 
 @runtime_checkable
 class SegmentedProduct(Protocol):
-    """A product whose inputs can be added up in segments."""
+    """A product that can sum its inputs in segments."""
 
     def in_segments(self, num_segments: int, num_ranks: int) -> Callable[[Tensor], Tensor]:
         """See `PackedLinear.in_segments`."""
@@ -76,7 +77,7 @@ class GatedProduct(Protocol):
 
 
 def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> DevicePacker:
-    """Return a packer for a CPU, on which every product is batch-invariant."""
+    """Return a packer for one kind of device. On a CPU every product is batch-invariant."""
     return cpu.Packer()
 
 
@@ -90,22 +91,23 @@ class PackedLinear:
     num_inputs: int
     num_outputs: int
     dtype: torch.dtype | None
-    """Of the rows; None: any float type, since the rows are quantized before the product."""
+    """Dtype of the rows; `None` if any float dtype, since the rows are quantized before the product."""
     device: torch.device
     product: Callable[[Tensor], Tensor]
     is_tp_invariant: bool = False
-    """The products must have the same bits on any number of ranks."""
+    """Whether products must have the same bits on any number of ranks."""
 
     def in_segments(self, num_segments: int, num_ranks: int) -> "PackedLinear":
-        """Return the weight, which adds up parts of its inputs separately and then in halves.
+        """Return the weight with its inputs summed in segments, whose sums are then added pairwise as in a binary tree.
 
-        If ranks divide the inputs and their sums are added in halves too, the sum does not depend on the number of
-        ranks, up to the number of segments. Torch's products, and those of GPUs if they are not tp-invariant, add up
-        all inputs of a rank in one.
+        If ranks divide the inputs and add their sums in the same tree, the result does not depend on the number of
+        ranks, up to the number of segments. Products of torch, and those of GPUs that are not tp-invariant, sum all
+        inputs of a rank at once.
 
         Args:
-            num_segments: of the inputs of all ranks: 1, 2, 4 or 8. Fewer are used if they would split words or groups.
-            num_ranks: that hold as many inputs each.
+            num_segments: segments of the inputs of all ranks: 1, 2, 4 or 8. Fewer are used if they would split words or
+                groups.
+            num_ranks: ranks that divide the inputs evenly.
 
         Raises:
             ShapeError: the product must be tp-invariant, and there are too few segments for the ranks.
@@ -133,24 +135,24 @@ class PackedLinear:
         return replace(self, product=replace(self.product, packed=replace(packed, num_segments=own)))
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the row count that is computed for this one; another one costs a copy of the rows."""
+        """Return the row count that is computed for `num_rows` rows; padding costs a copy of the rows."""
         return self.product.padded_rows(num_rows) if isinstance(self.product, PaddingProduct) else num_rows
 
 
 _HEAD_QUANTIZATION: dict[Quantization | None, Quantization] = {"w8a8": "int8", "int8": "int8", "int4": "int4"}
-"""Of the output weight: float codes are for all others, as in vLLM. One scale for each of its outputs would cost about
-as much quality as all other weights together."""
+"""Format of the output weight. Float codes are only for the other weights, as in vLLM. With a single scale per output,
+the output weight would cost about as much quality as all other weights together."""
 
 
 class Packer:
     """Packs the weights of one model. Test results for one weight are reused for weights of the same shape.
 
     Args:
-        device: where the weights are.
-        native: the library to multiply with; None: torch.
+        device: device of the weights.
+        native: the native library to multiply with; torch multiplies if `None`.
         quantization: applied to float weights; int8 and int4 need a native library.
-        is_batch_invariant: False: use the fastest product of a GPU, whose bits depend on the number of rows. On a CPU
-            all products are batch-invariant.
+        is_batch_invariant: if False, the fastest product of a GPU is used, whose bits depend on the number of rows. On
+            a CPU all products are batch-invariant.
         is_tp_invariant: the bits must not depend on the number of ranks that divide a weight.
     """
 
@@ -184,13 +186,13 @@ class Packer:
         """Return the packed form, which no longer needs the arguments.
 
         Args:
-            weight_OI: any float; `StackedRows` may have been released afterwards.
-            bias_O: of the same dtype.
-            quantizes: False: the weight stays as it is. True: in the packer's quantization, or in the numbers of it
-                where nothing multiplies with its codes.
-            is_head: it is the output weight of a model.
-            is_grouped: `experts` or `head_linear` multiplies it together with others, in place of `linear`.
-            whole_outputs: of all ranks that divide the outputs; None: it is not divided.
+            weight_OI: any float dtype; `StackedRows` may be released by this call.
+            bias_O: same dtype as the weight.
+            quantizes: if True, the weight is packed in the packer's quantization, or with quantized values in the rows'
+                dtype if no kernel multiplies with its codes. If False, it is not quantized.
+            is_head: whether it is the output weight of a model.
+            is_grouped: whether `experts` or `head_linear` multiplies it together with others, instead of `linear`.
+            whole_outputs: number of outputs of all ranks that divide the outputs; `None` if they are not divided.
 
         Raises:
             ShapeError: the shapes or dtypes do not match.
@@ -224,13 +226,13 @@ class Packer:
         dtype: torch.dtype | None = None,
         is_grouped: bool = False,
     ) -> PackedLinear | None:
-        """Return the packed form of a quantized weight; None: nothing multiplies with its format here, so the caller
-        has to dequantize it.
+        """Return the packed form of a quantized weight; `None` if no kernel multiplies with its format here, so that
+        the caller must dequantize it.
 
         Args:
-            weight: of any device.
-            bias_O: of any float.
-            dtype: of the rows. The native library needs none.
+            weight: on any device.
+            bias_O: any float dtype.
+            dtype: dtype of the rows; ignored by the native library.
             is_grouped: see `pack`.
 
         Raises:
@@ -239,7 +241,7 @@ class Packer:
         require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
         if (
             is_grouped and weight.row_type == "int8_tensor"
-        ):  # a static scale is that of an expert, and experts share rows
+        ):  # a static scale belongs to one expert, and experts share rows
             weight = replace(weight, row_type="int8_token", row_scale=None)
         if self._library is not None:
             form = native_form(weight)
@@ -263,8 +265,8 @@ class Packer:
 
 
 def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
-    """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`; a tp-invariant product with a part of the inputs
-    returns float32, to be added to those of the other ranks.
+    """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`. A tp-invariant product with a part of the inputs
+    returns float32, which the caller adds to those of the other ranks.
 
     Sums are accumulated in at least float32. With a quantized weight the rows are first quantized, in the weight's
     groups: see `octavo.kernels.linear.packing.native_form`.

@@ -1,4 +1,4 @@
-"""Numbers of float codes, by name: `value = scale * codebook[level]`.
+"""Values of float codes, by name: `value = scale * codebook[level]`.
 
 * `e4m3`: OCP 8-bit floats (E4M3FN): 4 bits of exponent, 3 of mantissa, no infinity; 0x7f and 0xff are NaN.
 * `e2m1`: OCP 4-bit floats, of MXFP4 and NVFP4.
@@ -24,13 +24,13 @@ _FP4_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 
 
 def codebook_bits(name: Codebook) -> int:
-    """Return the bits of a code."""
+    """Return the number of bits of a code."""
     return 8 if name == "e4m3" else 4
 
 
 @cache
 def codebook(name: Codebook) -> Tensor:
-    """Return the number of each code, float32, shape (256,) or (16,)."""
+    """Return the value of each code, float32, shape (256,) or (16,)."""
     match name:
         case "e4m3":
             return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()

@@ -1,11 +1,11 @@
 """`linear` on the CPU through torch, in row tiles whose sizes were tested to give the same bits.
 
-The libraries behind torch choose their blocking, and with it the order of summation, by the number of rows. With a
-fixed number of rows there is one order, and the bits of a row depend neither on its position in the tile nor on the
-other rows. The default is ROW_TILE rows. Larger tiles cost less per row. Each larger size is tested when a weight is
-packed, and used only if random rows get the same bits as with ROW_TILE. A different order of summation would show in
-thousands of random sums. After rounding to 16 bits only one difference in ten thousand is visible, so a million sums
-are compared. A 16-bit weight with few outputs would need thousands of products for that, so it keeps ROW_TILE.
+The libraries behind torch choose their blocking, and so the order of summation, by the number of rows. With a fixed
+number of rows there is one order: the bits of a row depend neither on its position in the tile nor on the other rows.
+The default is ROW_TILE rows. Larger tiles cost less per row. Each larger size is tested when a weight is packed, and
+used only if random rows get the same bits as with ROW_TILE. A different order of summation would show in thousands of
+random sums. After rounding to 16 bits only one difference in ten thousand is visible, so a million sums are compared. A
+16-bit weight with few outputs would need thousands of products for that, so it keeps ROW_TILE.
 """
 
 from collections.abc import Callable
@@ -21,18 +21,19 @@ LARGER_TILES = (32, 64, 128, 256)
 TRIED_16_BIT_SUMS = 1 << 20
 """Minimum number of 16-bit results that a larger tile must reproduce."""
 MIN_TRIED_OUTPUTS = 64
-"""Of a 16-bit weight for which larger tiles are tried: one with a single output would take seconds."""
+"""Minimum outputs of a 16-bit weight for which larger tiles are tested: with a single output the test would take
+seconds."""
 
 LINE_BYTES = 64
-"""Of a cache line."""
+"""Bytes of a cache line."""
 
 Product = Callable[[Tensor], Tensor]
-"""From TI to TO; the number of rows is one of the tile sizes."""
+"""Maps TI to TO; the number of rows is one of the tile sizes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLinear:
-    """A packed weight with its bias, and the tile sizes that give it the same bits, largest first."""
+    """A packed weight with its bias, and the tile sizes that give the same bits, largest first."""
 
     product: Product
     tiles: tuple[int, ...]
@@ -71,7 +72,7 @@ class Packer:
     def pack_quantized(
         self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Torch multiplies with none of these formats."""
+        """Return `None`: torch multiplies with none of these formats."""
 
 
 def has_onednn(dtype: torch.dtype) -> bool:
@@ -86,7 +87,7 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 
 def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """Keep the weight in oneDNN's blocked layout, which otherwise every product would have to create."""
+    """Keep the weight in oneDNN's blocked layout, which every product would otherwise create."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), ROW_TILE)
     bias_O = None if bias_O is None else bias_O.clone()
 
@@ -98,7 +99,7 @@ def onednn_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
 
 
 def plain_product(weight_OI: Tensor, bias_O: Tensor | None) -> Product:
-    """For processors, or builds of torch, without oneDNN.
+    """Multiply with MKL, on processors or builds of torch without oneDNN.
 
     MKL's order of summation depends on a row's offset within a cache line, so all rows are aligned to cache lines.
     """

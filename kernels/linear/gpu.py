@@ -1,9 +1,9 @@
-"""`linear` on a GPU: through cuBLAS with tested row counts, or through kernels of our own (`gpu_product`).
+"""`linear` on a GPU: through cuBLAS with tested row counts, or through our own kernels (`gpu_product`).
 
 cuBLAS chooses the order of its sums by the number of rows. Without a workspace (see `octavo.worker_proc.device.cuda`)
-it cannot store partial sums, and most row counts may give a row the same bits. That is tested for each weight shape
-when the first weight of that shape is packed. Row counts that give other bits are padded to the next that does not. If
-that would pad too much, our own kernels multiply.
+it cannot store partial sums, and most row counts may give a row the same bits. This is tested for each weight shape
+when the first weight of that shape is packed. Row counts that give other bits are padded to the next one that agrees.
+If that would pad too much, our own kernels multiply.
 """
 
 import logging
@@ -21,20 +21,22 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 logger = logging.getLogger(__name__)
 
 _MAX_RESULTS = 1 << 28
-"""Results of the largest tested product: half a gigabyte, twice."""
+"""Maximum results of a tested product: half a gigabyte, twice."""
 _MIN_COMPARED = 1 << 20
 """Results to compare for each row count, if there are enough rows. Two orders of summation round about one result in
-some thousands to different 16 bits; the outputs of a single row would often not show it."""
+several thousand to different 16 bits, so the outputs of a single row would often not show a difference."""
 _REFERENCE_ROWS = (8192, 512)
-"""Row counts whose bits the others must have: prefills in one piece, or in pieces of the largest usual graph."""
+"""Row counts whose bits are the reference: a prefill in one chunk, or in chunks of the largest usual CUDA graph."""
 ALIGNMENT = 16
-"""Bytes: what a kernel reads at once. Weights that are multiplied together have addresses that are multiples of it."""
+"""Alignment of weights in bytes: what a kernel loads at once. Weights that are multiplied together are all aligned to
+it."""
 USUAL_RANKS = 2
-"""For which a tp-invariant weight has the splits that are the fastest. More ranks want more, one rank fewer."""
+"""Number of ranks for which the splits of a tp-invariant weight are fastest. More ranks would need more, fewer
+fewer."""
 _FREE_ROWS = 64
-"""Padding up to here costs nothing: the product takes the time in which the weight is read."""
+"""Padding up to this many rows is free: the product takes as long as reading the weight."""
 _MAX_PADDING = 1.25
-"""Padded rows per row above `_FREE_ROWS`; our own kernels lose about as much."""
+"""Maximum padded rows per row above `_FREE_ROWS`; our own kernels lose about as much."""
 
 
 def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> "Packer":
@@ -43,7 +45,7 @@ def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> "P
 
 
 class Packer:
-    """Packs the weights of one model; the layout of those that are not quantized does not change.
+    """Packs the weights of one model. The layout of weights that are not quantized does not change.
 
     Args:
         is_batch_invariant: whether rows must have the same bits in any batch.
@@ -69,7 +71,7 @@ class Packer:
         library = LibraryLinear(weight_OI, bias_O)
         if not self._is_batch_invariant:
             return library
-        # Without cuBLAS torch would multiply with something that is not tested.
+        # Otherwise torch would multiply with an implementation that is not tested.
         counts = self._library_row_counts(library) if weight_OI.device.type == "cuda" else None
         if counts is not None:
             return PaddedLinear(library, counts)
@@ -78,13 +80,13 @@ class Packer:
     def pack_quantized(
         self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> QuantizedProduct | None:
-        """See `DevicePacker.pack_quantized`. The sums of quantized weights are not divided by ranks in halves."""
+        """See `DevicePacker.pack_quantized`. Quantized weights have no segments."""
         if self._is_tp_invariant:
             return None
         return QuantizedProduct.new(weight, bias_O, dtype, device, gpu_of(device))
 
     def _library_row_counts(self, library: "LibraryLinear") -> tuple[int, ...] | None:
-        """Return the row counts for which cuBLAS is called with weights of this shape; None: for none."""
+        """Return the row counts with which cuBLAS is called for weights of this shape; `None` if it is not used."""
         num_outputs, num_inputs = library.weight_OI.shape
         key = (num_outputs, num_inputs, library.weight_OI.dtype, library.bias_O is not None)
         if key not in self._row_counts:
@@ -101,13 +103,14 @@ class Packer:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy, at an address that kernels can be compiled for: parts of a file lie anywhere."""
+    """Return the tensor, or an aligned copy: parts of a file can lie at any address, for which kernels are not
+    compiled."""
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LibraryLinear:
-    """A weight that cuBLAS multiplies, or `experts` and `head_linear` together with others."""
+    """A weight that cuBLAS multiplies, or that `experts` and `head_linear` multiply together with others."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
@@ -119,11 +122,11 @@ class LibraryLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedLinear:
-    """A product that is only called with row counts that were tested to give the same bits."""
+    """A product that is called only with row counts that were tested to give the same bits."""
 
     product: Callable[[Tensor], Tensor]
     counts: tuple[int, ...]
-    """Ascending."""
+    """Tested row counts, ascending."""
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
@@ -133,12 +136,12 @@ class PaddedLinear:
         count = self.padded_rows(num_rows)
         if count == num_rows:
             return self.product(x_TI.contiguous())  # as when it was tested
-        padded_TI = x_TI.new_empty(count, x_TI.shape[1])  # the other rows may be anything
+        padded_TI = x_TI.new_empty(count, x_TI.shape[1])  # the padding rows may hold anything
         padded_TI[:num_rows] = x_TI
         return self.product(padded_TI)[:num_rows]
 
     def padded_rows(self, num_rows: int) -> int:
-        """Return the next tested count; more rows than the largest are not padded but cut."""
+        """Return the next tested count. More rows than the largest count are computed in several products."""
         return self.counts[bisect_left(self.counts, num_rows)] if num_rows <= self.counts[-1] else num_rows
 
 
@@ -158,7 +161,8 @@ def usable_row_counts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[int, ...] | None:
-    """Return row counts with equal bits to which all tested ones can be padded at little cost, or None."""
+    """Return row counts with equal bits to which all tested ones can be padded at little cost; `None` if there are
+    none."""
     for reference in dict.fromkeys(min(rows, tested[-1]) for rows in _REFERENCE_ROWS):
         agreeing = agreeing_row_counts(product, num_inputs, tested, reference, dtype, device)
         if is_little_padding(tested, agreeing):
@@ -174,7 +178,7 @@ def agreeing_row_counts(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[int, ...]:
-    """Return the tested row counts with which random rows have the bits that they have with `reference` rows.
+    """Return the tested row counts for which random rows have the same bits as in a product of `reference` rows.
 
     Synchronizes with the device once.
     """
@@ -185,7 +189,7 @@ def agreeing_row_counts(
     equal = []
     for count in tested:
         num_trials = min(num_rows // count, -(-_MIN_COMPARED // (count * num_outputs)))
-        # From the end, so that every row is once among the last ones, where tiles are padded.
+        # From the end, so that every row is once among the last rows, where tiles are padded.
         ends = range(num_rows, num_rows - num_trials * count, -count)
         trials = [(product(x_TI[end - count : end].clone()) == expected_TO[end - count : end]).all() for end in ends]
         equal.append(torch.stack(trials).all() if trials else torch.tensor(False, device=device))

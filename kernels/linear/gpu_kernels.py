@@ -1,15 +1,15 @@
 """The Triton kernels of `linear`. A row's bits depend on neither the number of rows nor the shape of the tiles.
 
-Both kernels add up the inputs of a split in ascending order, in one chain of tensor core instructions for each result,
-and then the splits, in ascending order. A persistent program computes all splits of its tiles one after another. If
-that would leave multiprocessors idle, each split has its own program, and the program of a tile that finishes last
-adds up the splits.
+Both kernels sum the inputs of a split in ascending order, in one chain of tensor core instructions per result, and then
+add the splits in ascending order. A persistent program computes all splits of its tiles one after another. If that
+would leave multiprocessors idle, each split has its own program, and the program of a tile that finishes last adds the
+splits.
 
-Segments are splits that are added in halves, as ranks add up their sums. A persistent program adds up a group of two,
-and stores the sums of more groups for `add_groups_kernel`.
+Segments are splits that are added pairwise as in a binary tree, as ranks add their sums. A persistent program adds a
+group of two, and stores the sums of the groups for `add_groups_kernel` if there are several.
 
-A gated product (`IS_GATED`) stores `silu(gate) * up`. The first half of the weight's rows makes the gate, the second
-half the other factor; a tile has the same columns of both, and `num_outputs` is the number of results of a row.
+A gated product (`IS_GATED`) stores `silu(gate) * up`. The gate comes from the first half of the weight's rows, `up`
+from the second half. A tile has the same columns of both, and `num_outputs` is the number of results of a row.
 
 `x` and `weight` are tensor descriptors, for the TMA of Hopper and newer GPUs, or pointers.
 """
@@ -22,7 +22,7 @@ from octavo.kernels.programmatic_launch.gpu import prefetch
 from octavo.kernels.silu_and_mul.gpu import gated
 
 TILES_IN_GROUP = 8
-"""Row tiles that are computed one after another for the same tile of outputs, to reuse the weight in the cache."""
+"""Row tiles computed one after another for the same tile of outputs, so that the weight is reused from the cache."""
 _GROUP = tl.constexpr(TILES_IN_GROUP)
 
 
@@ -39,7 +39,7 @@ def place_of_tile(tile, num_rows, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.c
 
 @triton.jit
 def _outputs_of_tile(first_output, num_outputs, IS_GATED: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Return the columns of the result that a tile's outputs belong to, and where their half of the weight begins."""
+    """Return the result columns of a tile's outputs, and the first row of their half of the weight."""
     outputs = tl.arange(0, OUTPUTS)
     half = tl.zeros_like(outputs)
     if IS_GATED:
@@ -60,11 +60,11 @@ def _begin_early(
     INPUTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Bring the first weights of a tile into the cache while the kernel before computes the rows, then wait for it."""
+    """Prefetch the first weights of a tile while the kernel before computes the rows, then wait for that kernel."""
     gdc_launch_dependents()
     columns, half = _outputs_of_tile(first_output, num_outputs, IS_GATED, OUTPUTS)
     weight_places = (half + tl.minimum(columns, num_outputs - 1)).to(tl.int64) * num_inputs
-    for stage in tl.static_range(STAGES):  # a line of the cache has the inputs of a stage
+    for stage in tl.static_range(STAGES):  # a cache line has the inputs of one stage
         prefetch(weight_ptr + weight_places + tl.minimum(first_input + stage * INPUTS, num_inputs - 1))
     gdc_wait()
 
@@ -89,7 +89,7 @@ def _sum_split(
     INPUTS: tl.constexpr,
 ):
     """Return the sums over the inputs of a split. Rows and outputs beyond the end are arbitrary."""
-    # Without a way around the loop: ptxas makes `wgmma` wait for each other if something else can set their sums.
+    # No branch around the loop: ptxas serializes `wgmma` instructions if something else can set their accumulators.
     tl.assume(split_inputs > 0)
     sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, split_inputs, INPUTS):
@@ -131,7 +131,8 @@ def _store_tile(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Add the bias and store the results, if `is_last`. There is no branch: with one, loops cannot be flattened."""
+    """Add the bias and store the results, if `is_last`. There is no branch, because loops with branches are not
+    flattened."""
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     rows = first_row + tl.arange(0, ROWS)
     columns = first_output + tl.arange(0, COLUMNS)
@@ -173,7 +174,7 @@ def linear_kernel(
 ):
     """Each program computes every `num_programs`-th tile.
 
-    `out`: a matrix for each group of splits, of which there are NUM_SPLITS in each.
+    `out`: one matrix for each group of NUM_SPLITS splits.
     """
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, COLUMNS)
@@ -232,7 +233,7 @@ def linear_kernel(
 
 @triton.jit
 def _sum_in_halves(ptr, stride, is_in, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Return the sum of `COUNT` blocks of float32 from `FIRST` on, which lie `stride` numbers apart."""
+    """Return the sum of `COUNT` float32 blocks starting at block `FIRST`; blocks are `stride` elements apart."""
     if COUNT == 1:
         # Bypass the L1 cache, which may be stale.
         total = tl.load(ptr + FIRST * stride, mask=is_in, other=0.0, cache_modifier=".cg")
@@ -247,7 +248,7 @@ def _sum_in_halves(ptr, stride, is_in, FIRST: tl.constexpr, COUNT: tl.constexpr)
 def add_groups_kernel(
     sums_ptr, bias_ptr, out_ptr, num_sums, num_outputs, NUM_GROUPS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Add up the sums of all groups in halves, and the bias if there is one. `sums`: a matrix for each group."""
+    """Add the sums of all groups as in a binary tree, and the bias if there is one. `sums`: a matrix for each group."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_in = places < num_sums
     total = _sum_in_halves(sums_ptr + places, num_sums.to(tl.int64), is_in, 0, NUM_GROUPS)
@@ -272,9 +273,9 @@ def _add_splits(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Add up the sums of a tile's splits, in ascending order or in halves, and store the results.
+    """Add the sums of a tile's splits, in ascending order or as in a binary tree, and store the results.
 
-    In four parts without a loop, so that the sums of all splits are on their way at once.
+    Four parts without a loop, so that the loads of all splits are in flight at once.
     """
     PART: tl.constexpr = ROWS // 4
     for start in tl.static_range(0, ROWS, PART):
@@ -331,8 +332,8 @@ def split_linear_kernel(
 ):
     """Each program computes one split of a tile.
 
-    `sums`: num_tiles x NUM_SPLITS x ROWS x OUTPUTS of float32; rows beyond the last are not written. `num_done`: one
-    int32 per tile, zero before and afterwards.
+    `sums`: float32, num_tiles x NUM_SPLITS x ROWS x OUTPUTS; rows beyond the last are not written. `num_done`: one
+    int32 per tile, zero before and after the launch.
     """
     tile, split = tl.program_id(0) // NUM_SPLITS, tl.program_id(0) % NUM_SPLITS
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS

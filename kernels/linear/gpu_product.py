@@ -1,4 +1,4 @@
-"""A product of our own on a GPU: the same bits for a row in any batch. Launches the kernels of `gpu_kernels`."""
+"""Our own product on a GPU: a row has the same bits in any batch. Launches the kernels of `gpu_kernels`."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,15 +14,16 @@ from octavo.kernels.linear.gpu_tiles import H100, Gpu, Launch, Tile, Tiling, mos
 from octavo.kernels.programmatic_launch import launch_options
 
 _MAJOR_WITH_DESCRIPTORS = (9, 10)
-"""Hopper, and Blackwell for data centres. Blackwell for desktops has the TMA too, but no tensor cores that read from
-shared memory: there Triton keeps one stage only."""
+"""Compute capabilities whose kernels use TMA descriptors: Hopper, and Blackwell for data centres. Desktop Blackwell has
+the TMA too, but no tensor cores that read shared memory, so Triton would keep only one stage there."""
 GROUPED_ROWS = 1024
-"""Rows of which the sums of groups are stored at once: the second-level cache holds most of them."""
+"""Rows whose group sums are stored at once: the L2 cache holds most of them."""
 _ADD_BLOCK = 1024
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """Return the properties of a GPU; those of an H100 for tensors that are not on one: no kernel runs compiled."""
+    """Return the properties of a GPU. Tensors that are not on one get those of an H100: no kernel runs compiled
+    then."""
     if device.type != "cuda":
         return H100
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
@@ -35,13 +36,14 @@ class InvariantLinear:
     """A weight that our kernels multiply."""
 
     weight_OI: Tensor
-    """Contiguous."""
+    """Contiguous weight."""
     bias_O: Tensor | None
     tiling: Tiling
     num_done: Tensor
-    """Of the splits of a tile; int32, zero between calls."""
+    """Counters of finished splits per tile; int32, zero between calls."""
     is_partial: bool = False
-    """The results are sums that are added to those of other ranks: float32, whatever the rows are."""
+    """Whether the results are partial sums, to be added to those of other ranks: float32, whatever the dtype of the
+    rows."""
 
     @classmethod
     def new(cls, weight_OI: Tensor, bias_O: Tensor | None, gpu: Gpu, usual_outputs: int = 0) -> "InvariantLinear":
@@ -74,10 +76,10 @@ class InvariantLinear:
         return out_TO
 
     def _launch_groups(self, x_TI: Tensor, out_TO: Tensor) -> None:
-        """Store the sums of all groups of segments, and add them up."""
+        """Store the sums of all groups of segments, and add them."""
         for x_SI, out_SO in zip(x_TI.split(GROUPED_ROWS), out_TO.split(GROUPED_ROWS), strict=True):
             launch = self.tiling.launch(len(x_SI))
-            if launch.num_groups == 1:  # the last rows, if they are few
+            if launch.num_groups == 1:  # the last rows, if there are few
                 self._launch(x_SI, out_SO, launch, is_gated=False)
                 continue
             sums = torch.empty(launch.num_groups, *out_SO.shape, dtype=torch.float32, device=x_TI.device)
@@ -158,6 +160,6 @@ def _options(tile: Tile) -> dict[str, int]:
 
 
 def _can_describe(matrix: Tensor) -> bool:
-    """Whether the TMA can copy from a matrix whose rows are contiguous: they lie apart, at multiples of 16 bytes."""
+    """Return whether the TMA can copy from a matrix with contiguous rows: the row stride is a multiple of 16 bytes."""
     stride = matrix.stride(0)
     return stride >= matrix.shape[1] and matrix.data_ptr() % 16 == 0 and stride * matrix.element_size() % 16 == 0

@@ -1,27 +1,29 @@
 """How our product is divided on a GPU: splits of the inputs, tiles, programs, pipeline stages. Computes no product.
 
-The splits decide the order of sums, so they are a function of the weight's shape and the GPU alone; under
-`--enable-tp-invariant-inference`, of the shape of the whole weight, not of a rank's part. Everything else may also
-depend on the number of rows, because it changes no bits.
+The splits decide the order of sums, so they are a function of only the weight's shape and the GPU. Under
+`--enable-tp-invariant-inference` the shape is that of the complete weight, not of a rank's part. Everything else may
+also depend on the number of rows, because it changes no bits.
 """
 
 from dataclasses import dataclass
 
 INPUTS_BLOCK = {2: 64, 4: 32}
-"""Inputs that a program loads at once, by the element size in bytes: 128 bytes, one line of the shared memory."""
+"""Inputs that a program loads at once, by element size in bytes: 128 bytes, the width of a shared memory swizzle
+line."""
 DECODE_ROWS = 64
-"""Up to this many rows are one tile. Hopper's `wgmma` has no smaller one; the time goes into reading the weight."""
+"""Up to this many rows form one tile. Hopper's `wgmma` has no smaller one, and the time goes into reading the
+weight."""
 _MAX_SPLITS = 8
 _LEAST_INPUTS = 16
-"""Of a tensor core instruction; a segment has a multiple of them."""
+"""Inputs of one tensor core instruction; a segment has a multiple of them."""
 _LEAST_BLOCKS = 4
-"""Blocks of inputs in a split: fewer would not fill the pipeline."""
+"""Minimum blocks of inputs in a split: fewer would not fill the pipeline."""
 _BUSY_SHARE = 0.45
-"""The multiprocessors that read as fast as the memory: each can take 100 GB/s."""
+"""Share of the multiprocessors that saturates the memory bandwidth: each can read 100 GB/s."""
 _EPILOGUE_BYTES = 33 << 10
-"""Shared memory beside the stages: a tile of results on its way out, and the barriers."""
+"""Shared memory in addition to the stages: an output tile waiting to be stored, and the barriers."""
 _MAX_STAGES = {(64, 128): 8, (64, 256): 4, (128, 128): 6, (128, 256): 4}
-"""By rows and outputs of a tile: 100 KB or more are in flight, twice what covers the latency of the memory."""
+"""Maximum stages by rows and outputs of a tile: 100 KB or more are in flight, twice what covers the memory latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Gpu:
 
     num_multiprocessors: int
     shared_bytes: int
-    """Of one program."""
+    """Shared memory of one program in bytes."""
     has_descriptors: bool
     """Whether matrices are copied by the tensor memory accelerator (TMA)."""
 
@@ -45,7 +47,7 @@ class Tile:
     rows: int
     outputs: int
     inputs: int
-    """In one stage of the pipeline."""
+    """Inputs in one pipeline stage."""
     num_warps: int
     num_stages: int
 
@@ -58,32 +60,33 @@ class Launch:
     num_tiles: int
     num_programs: int
     is_spread: bool
-    """The splits of a tile are computed by different programs, and added by the one that finishes last."""
+    """Whether the splits of a tile are computed by different programs, and added by the one that finishes last."""
     num_groups: int = 1
-    """Groups of splits whose sums are stored, for another kernel to add up."""
+    """Groups of splits whose sums are stored, for another kernel to add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The division of all products with weights of one shape."""
+    """How all products with weights of one shape are divided."""
 
     num_outputs: int
     num_inputs: int
     element_bytes: int
     gpu: Gpu
     num_segments: int = 0
-    """Splits that are added in halves: the first half of them plus the second, and so on, as ranks add up their sums.
-    0: splits are chosen for speed, and added in ascending order."""
+    """Splits that are added as in a binary tree: the first half of them plus the second, and so on, as ranks add their
+    sums. 0: splits are chosen for speed, and added in ascending order."""
     usual_outputs: int = 0
-    """For which the splits are chosen; 0: `num_outputs`. All ranks that divide a weight have the same."""
+    """Number of outputs for which the splits are chosen; 0 for `num_outputs`. Equal on all ranks that divide a
+    weight."""
 
     @property
     def num_splits(self) -> int:
-        """The number of parts of the inputs. Each is summed from zero, and then the sums are added.
+        """Return the number of splits of the inputs. Each is summed from zero, and then the sums are added.
 
-        Weights with few outputs are split until a decode has programs for about half of the multiprocessors, which can
-        read as fast as the memory. More splits would cost more than they gain: their sums are written and read, and a
-        program that computes all of them needs registers for two sums, and so has smaller tiles.
+        Weights with few outputs are split until a decode has programs for about half of the multiprocessors, which
+        saturate the memory bandwidth. More splits would cost more than they gain: their sums are written and read. A
+        program that computes all splits needs registers for two sums, and so has smaller tiles.
         """
         if self.num_segments:
             return self.num_segments
@@ -103,7 +106,7 @@ class Tiling:
 
     @property
     def split_inputs(self) -> int:
-        """The inputs of a split; the last one may have fewer, but all segments have as many."""
+        """Return the inputs of a split. The last split may have fewer, but segments all have the same number."""
         if self.num_segments:
             return self.num_inputs // self.num_segments
         block = INPUTS_BLOCK[self.element_bytes]
@@ -112,7 +115,7 @@ class Tiling:
     def launch(self, num_rows: int, *, is_gated: bool = False) -> Launch:
         """Return the launch for a number of rows, at least one.
 
-        `is_gated`: half of a tile's outputs are from each half of the weight.
+        `is_gated`: half of a tile's outputs come from each half of the weight.
         """
         tile = self._tile(num_rows)
         halves = 1 + is_gated
@@ -129,8 +132,8 @@ class Tiling:
         if self.element_bytes == 4:
             return Tile(64, 64, inputs, num_warps=8, num_stages=3)
         rows = 64 if num_rows <= DECODE_ROWS else 128
-        # Wide tiles read the rows less often, unless they leave multiprocessors idle. Their sums leave no registers for
-        # pointers, nor for a second sum.
+        # Wide tiles read the rows less often, unless they leave multiprocessors idle. Their accumulators leave no
+        # registers for pointers or for a second sum.
         num_wide = -(-num_rows // rows) * -(-self.num_outputs // 256)
         is_wide = (
             self.num_splits == 1
@@ -142,7 +145,7 @@ class Tiling:
         return Tile(rows, outputs, inputs, num_warps=rows // 16, num_stages=self._num_stages(rows, outputs))
 
     def _block_inputs(self) -> int:
-        """Return the inputs that are loaded at once: a divisor of a segment. It changes no order of sums."""
+        """Return the inputs that are loaded at once: a divisor of a segment. Does not affect the order of sums."""
         block = INPUTS_BLOCK[self.element_bytes]
         while self.num_segments and self.split_inputs % block:
             block //= 2
@@ -156,7 +159,8 @@ class Tiling:
 
 
 def most_segments(num_inputs: int, num_segments: int) -> int:
-    """Return into how many segments, `num_segments` or half or a quarter of them and so on, inputs can be divided."""
+    """Return the most segments into which the inputs can be divided: `num_segments`, half of it, a quarter and so
+    on."""
     while num_segments > 1 and num_inputs % (num_segments * _LEAST_INPUTS):
         num_segments //= 2
     return num_segments

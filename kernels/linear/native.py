@@ -1,6 +1,6 @@
 """`linear` in C++: packed weights, mirrored from `packed.h`, and the arguments of the operation. Packs nothing.
 
-A packed weight is a small header and flat buffers, so that it can lie in a file that is mapped into memory.
+A packed weight is a small header and flat buffers, so that it can be stored in a memory-mapped file.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ from octavo.kernels.quantize.scaling import SCALINGS, Scaling, level_type
 
 Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4"]
 KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4")
-"""In the order of `octavo::Kind`. bf16_12 holds bfloat16 in 12 bits plus a few escaped bytes, without loss; u8_channel
-has one scale for each output; e4m3 and float4 hold float codes, which are multiplied as bfloat16."""
+"""Kinds in the order of `octavo::Kind`. bf16_12 holds bfloat16 without loss in 12 bits plus a few escaped bytes.
+u8_channel has one scale for each output. e4m3 and float4 hold float codes, which are multiplied as bfloat16."""
 DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
-"""Of weights that are packed element by element."""
+"""Dtypes of weights that are packed element by element."""
 WORD_INPUTS: dict[Kind, int] = {
     "bf16": 2,
     "f32": 1,
@@ -50,26 +50,26 @@ WORD_BYTES: dict[Kind, int] = {
 }
 PANEL_OUTPUTS = 64
 Header = dict[str, int | float | str]
-"""What a packed weight is beside its buffers."""
+"""Metadata of a packed weight, without its buffers."""
 QUANTIZED: frozenset[Kind] = frozenset({"u8", "u4", "u8_channel"})
-"""They multiply rows that are quantized."""
+"""Kinds whose rows are quantized before the product."""
 FLOAT_CODES: frozenset[Kind] = frozenset({"e4m3", "float4"})
 CHANNEL_MULTIPLE = 64
-"""The inputs of a weight with one scale for each output are padded to a multiple of it, and are one group."""
+"""Inputs of a weight with one scale per output are padded to a multiple of this, and form one group."""
 MAX_INT12_GROUP = 32
-"""Most inputs that share a scale if rows have 12 bits: 32 * 255 * 2047 is below 2^24, so that floats hold each sum of
+"""Maximum inputs that share a scale if rows have 12 bits: 32 * 255 * 2047 is below 2^24, so floats hold each sum of
 products exactly."""
 NUM_LEVELS = 16
-"""Of a codebook of u4."""
+"""Entries of a codebook of u4."""
 NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
-"""See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
+"""See `Codebook` in `packed.h`: 16 bytes, and the int64 offsets of the escapes of the panel's two halves."""
 
 Epilogue = Literal["none", "silu_and_mul", "gelu", "gelu_tanh", "relu", "gelu_and_mul", "gelu_tanh_and_mul"]
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
-"""In the order of `octavo::Epilogue`."""
+"""Epilogues in the order of `octavo::Epilogue`."""
 GATED_EPILOGUES: frozenset[Epilogue] = frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"})
-"""Outputs are gates and ups; half as many are written."""
+"""Epilogues whose outputs are gates and ups; half as many columns are written."""
 
 
 class PackedWeight(ctypes.Structure):
@@ -124,18 +124,19 @@ class NativeLinear:
     minimums: Tensor | None
     bias: Tensor | None
     codebooks: Tensor | None = None
-    """Of bf16_12: one for each panel; of float4: the numbers of the 16 codes, float32; of u4: the 16 levels
-    whose indices the panels hold, uint8, the first one 0, for rows of 12 bits; None: the panels hold levels."""
+    """For bf16_12: one table per panel. For float4: the values of the 16 codes, float32. For u4: the 16 levels whose
+    indices the panels hold, uint8, the first one 0, for rows of 12 bits; `None` if the panels hold the levels
+    themselves."""
     escapes: Tensor | None = None
-    """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
+    """For bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
     order: Tensor | None = None
-    """Of u8 and u4: the input that each column multiplies, int32 (GPTQ's act-order); None: they are in order."""
+    """For u8 and u4: the input that each column multiplies, int32 (GPTQ's act-order); `None` if they are in order."""
     row_scaling: Scaling = field(default="magnitude", kw_only=True)
     """How rows are quantized."""
     row_scale: float | None = field(default=None, kw_only=True)
-    """Of all rows of u8_channel; None: each has its own."""
+    """Static scale of all rows of u8_channel; `None` if each row has its own."""
     num_segments: int = field(default=1, kw_only=True)
-    """Equal parts of the inputs that are summed separately and then in halves: 1, 2, 4 or 8."""
+    """Equal parts of the inputs that are summed separately and then added as in a binary tree: 1, 2, 4 or 8."""
 
     @property
     def is_quantized(self) -> bool:
@@ -144,7 +145,7 @@ class NativeLinear:
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether each row has one scale, and the inputs are added up in one segment."""
+        """Whether each row has one scale, and the inputs are summed in one segment."""
         return self.kind == "u8_channel"
 
     @property
@@ -154,12 +155,12 @@ class NativeLinear:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the rows that it was packed for; None: any float, which is rounded as the kind needs it."""
+        """Dtype of the rows that it was packed for; `None` if any float, which is rounded as the kind needs it."""
         return torch.bfloat16 if self.kind == "bf16_12" else DTYPES.get(self.kind)
 
     @property
     def segment_multiple(self) -> int:
-        """Inputs of a segment must be a multiple of this."""
+        """The inputs of a segment must be a multiple of this."""
         return self.group_size if self.is_quantized else WORD_INPUTS[self.kind]
 
     @property
@@ -193,7 +194,7 @@ class NativeLinear:
 
     @classmethod
     def from_buffers(cls, header: Header, buffers: dict[str, Tensor]) -> Self:
-        """Return the weight over buffers that are aligned to 64 bytes; they are not copied.
+        """Return the weight over buffers that are aligned to 64 bytes, without a copy.
 
         Raises:
             ValueError: the header, the buffer sizes, the offsets in the codebooks or the order are invalid.
@@ -311,7 +312,7 @@ def arguments(
     """Return the arguments of the operation.
 
     Args:
-        x: the rows in the form `packed.input_form`; quantized ones are levels, scales and sums.
+        x: the rows in the form `packed.input_form`. If quantized: levels, scales and sums.
         packed: must outlive the arguments.
         out: float32 or bfloat16.
         epilogue: see `can_fuse`.
@@ -326,7 +327,7 @@ def arguments(
 
 
 def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
-    """Return whether the operation can apply `epilogue`: gates and ups must begin at a panel."""
+    """Return whether the operation can apply `epilogue`: the gates and the ups must each begin at a panel."""
     return epilogue not in GATED_EPILOGUES or packed.num_outputs % (2 * PANEL_OUTPUTS) == 0
 
 
@@ -336,18 +337,18 @@ def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:
 
 
 def first_escapes(codebooks: Tensor) -> Tensor:
-    """Return where the escapes of each half of each panel begin, int64."""
+    """Return the offsets of the escapes of each half of each panel, int64."""
     return codebooks.view(torch.int64).view(-1, CODEBOOK_BYTES // 8)[:, 2:].flatten()
 
 
 def num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
-    """Return the words of one output."""
+    """Return the number of words of one output."""
     padded = -(-num_inputs // group_size) * group_size if kind in QUANTIZED else num_inputs
     return -(-padded // WORD_INPUTS[kind])
 
 
 def channel_group(num_inputs: int) -> int:
-    """Return the inputs of the only group of a weight with one scale for each output."""
+    """Return the number of inputs of the only group of a weight with one scale per output."""
     return -(-num_inputs // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
 
 

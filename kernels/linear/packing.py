@@ -1,6 +1,6 @@
-"""Packs weights for `octavo.kernels.linear.native`, once, when a model is loaded. Quantizes nothing.
+"""Packs weights for `octavo.kernels.linear.native` when a model is loaded. Quantizes nothing.
 
-Large bfloat16 weights are stored in 12 bits where that is lossless, see `coded.h` and docs/adr/0014.
+Large bfloat16 weights are stored in 12 bits if that is lossless; see `coded.h` and docs/adr/0014.
 """
 
 import ctypes
@@ -34,19 +34,21 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
 
 MIN_CODED_WEIGHTS = 2**16
-"""Of a weight. A smaller one stays in a cache, where compression gains nothing."""
+"""Minimum elements of a weight that is stored in 12 bits. A smaller one stays in a cache, so compression gains
+nothing."""
 MAX_ESCAPES = 1 / 100
 """Largest fraction of escapes. With more, unpacking costs more time than the smaller size saves."""
 UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2"})
-"""Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
+"""Levels whose shuffles unpack at memory speed. With plain loops a product of one row would take ten times as long."""
 MAX_CHANNEL_INPUTS = 2**16
-"""Of a weight with one scale for each output: 255 * 128 * 2^16 is below 2^31."""
+"""Maximum inputs of a weight with one scale per output: 255 * 128 * 2^16 is below 2^31."""
 PACKED_AT_ONCE_BYTES = 4 * 2**20
-"""Of the rows of a float weight, so that packing takes little memory besides the packed form."""
+"""Bytes of a float weight's rows that are packed at once, so that packing needs little memory besides the packed
+form."""
 ESCAPE_PADDING = 64
-"""Bytes after the last escape."""
+"""Padding bytes after the last escape."""
 _HALVES = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
-"""Twice the number of each e2m1 code, plus 12."""
+"""Twice the value of each e2m1 code, plus 12."""
 _USED_HALVES = tuple(sorted(set(_HALVES.tolist())))
 
 
@@ -79,7 +81,7 @@ class EncodeArguments(Arguments):
 
 
 def pack(library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a weight of bfloat16, float32 or float16; one of bfloat16 in 12 bits where that pays."""
+    """Pack a weight of bfloat16, float32 or float16; bfloat16 is stored in 12 bits if that pays off."""
     is_large = math.prod(weight_OI.shape) >= MIN_CODED_WEIGHTS
     if weight_OI.dtype == torch.bfloat16 and is_large and library.isa in UNPACKING_LEVELS:
         packed = pack_coded(library, weight_OI, bias_O, max_escapes=MAX_ESCAPES)
@@ -89,7 +91,7 @@ def pack(library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor
 
 
 def pack_plain(library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a weight of bfloat16, float32 or float16 number by number."""
+    """Pack a weight of bfloat16, float32 or float16 element by element."""
     kind = next(kind for kind, dtype in DTYPES.items() if dtype == weight_OI.dtype)
     num_outputs, num_inputs = weight_OI.shape
     steps = num_steps(kind, num_inputs, 0)
@@ -105,10 +107,10 @@ def pack_coded(
     """Pack a weight of bfloat16 in 12 bits, or return None.
 
     Args:
-        library: that will multiply by it.
+        library: library that will multiply by the weight.
         weight_OI: any values; all are preserved bit for bit.
-        bias_O: of any float.
-        max_escapes: largest fraction of weights with an escaped upper byte; with more, None is returned.
+        bias_O: any float dtype.
+        max_escapes: largest fraction of weights with an escaped upper byte; with more, the result is None.
     """
     num_outputs, num_inputs = weight_OI.shape
     steps = num_steps("bf16", num_inputs, 0)
@@ -117,7 +119,7 @@ def pack_coded(
     codebooks, coded = allocate(num_panels * CODEBOOK_BYTES), allocate(num_panels * coded_bytes)
     escapes: list[Tensor] = []
     num_escapes = 0
-    # Not `allocate`: it puts small buffers into shared memory that is freed only with the last of them.
+    # Not `allocate`: it cuts small buffers from a shared slab, which is freed only with its last buffer.
     panels = torch.empty(min(num_panels, _num_at_once(panel_bytes)) * panel_bytes, dtype=torch.uint8)
     for first, rows_PI in _some_panels(weight_OI, panel_bytes):
         _pack_into(library, "bf16", rows_PI, steps, panels)
@@ -152,7 +154,7 @@ def _panel_bytes(kind: Kind, steps: int) -> int:
 
 
 def _num_at_once(panel_bytes: int) -> int:
-    """Return of how many panels the rows are packed together: all threads have some."""
+    """Return the number of panels whose rows are packed together: enough for all threads."""
     return max(PACKED_AT_ONCE_BYTES // panel_bytes, torch.get_num_threads())
 
 
@@ -164,14 +166,15 @@ def _some_panels(weight_OI: Tensor | StackedRows, panel_bytes: int) -> Iterator[
 
 
 def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
-    """Return the weight as the kernels multiply with it; None: there are none for it, it must be dequantized.
+    """Return the weight in the form that the kernels multiply; `None` if there is no such kernel and it must be
+    dequantized.
 
-    One with a scale for each output, whose checkpoint asks for 8-bit rows, keeps what it says about rows, with scales
-    and minimums in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded
-    to float16, which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most.
-    They are float32 if some are outside of float16's normal range.
+    A weight with one scale per output, whose checkpoint requests 8-bit rows, keeps its row quantization and gets
+    float32 scales and minimums. Other weights have groups, whose levels and zeros do not change. Their scales and
+    minimums are rounded to float16: an error of at most 2**-11 each, for float32 ones and for products of scales and
+    zero points. They are float32 if some are outside of float16's normal range.
 
-    Rows are quantized in the weight's groups: to 8 bits if the checkpoint asks for such rows, and otherwise to 12 bits,
+    Rows are quantized in the weight's groups: to 8 bits if the checkpoint requests such rows, and otherwise to 12 bits,
     in groups of at most `MAX_INT12_GROUP`, which adds nothing measurable to the loss (docs/adr/0062).
 
     Float codes keep their codebook and exact scales, in groups of any multiple of 16, and are multiplied as bfloat16.
@@ -208,7 +211,7 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
 
 def _with_codes(weight: QuantizedWeight) -> QuantizedWeight | None:
     if weight.codebook == "e4m3" and bool(((weight.levels_OI & 0x7F) == 0x7F).any()):
-        return None  # NaN, which the kernels would take for a number
+        return None  # NaN, which the kernels would read as a number
     halves = weight.scale_OG.half()
     return replace(
         weight,
@@ -220,7 +223,7 @@ def _with_codes(weight: QuantizedWeight) -> QuantizedWeight | None:
 
 
 def _is_channel(weight: QuantizedWeight) -> bool:
-    """Whether rows with one scale each are multiplied with it, and the sums of all inputs are integers."""
+    """Return whether rows have one scale each and the sums of all inputs are integers."""
     return (
         weight.row_type in ("int8_token", "int8_tensor")
         and weight.is_per_channel
@@ -251,7 +254,7 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
     """Pack a quantized weight.
 
     Raises:
-        ShapeError: `native_form` has none of it.
+        ShapeError: `native_form` returns None for it.
     """
     form = native_form(weight)
     require(form is not None, "linear: no native kernel multiplies with such a quantized weight")
@@ -282,7 +285,7 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
 
 
 def _as_indices(levels_OI: Tensor, used: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return 4-bit indices of levels, and the buffer of the levels, less the lowest one.
+    """Return 4-bit indices of levels, and a buffer of the levels minus the lowest one.
 
     Products have the bits of those with 8-bit levels, since sums of integers are exact.
     """

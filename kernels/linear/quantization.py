@@ -16,13 +16,13 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.library import NativeLibrary
 
 Quantization = Literal["int8", "int4", "w8a8", "fp8", "nf4"]
-"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; 8 bits with a scale for each
-output, for rows with one scale each; 8-bit floats (e4m3) with a scale for each output; bitsandbytes' NormalFloat with a
-scale for each group of 64 inputs."""
+"""int8, int4: levels with a scale (int4: and a minimum) for each group of 32 inputs. w8a8: 8-bit levels with one scale
+per output, for rows with one scale each. fp8: 8-bit floats (e4m3) with one scale per output. nf4: bitsandbytes'
+NormalFloat with a scale for each group of 64 inputs."""
 GROUP_SIZE = 32
 NF4_GROUP_SIZE = 64
 _AT_ONCE = 2**18
-"""Numbers of a weight that are quantized at once. Torch holds some of them in float32 several times."""
+"""Elements of a weight that are quantized at once. Torch holds several float32 copies of some of them."""
 
 
 class QuantizeWeightArguments(Arguments):
@@ -44,10 +44,10 @@ def quantize_weight(
     """Return the weight, of float32, bfloat16 or float16, in 8 or 4 bits.
 
     Args:
-        library: only float codes need none.
-        weight_OI: of any stride.
+        library: not needed for float codes.
+        weight_OI: any strides.
         kind: see `Quantization`.
-        group_size: of int8 and int4.
+        group_size: for int8 and int4.
 
     Raises:
         ShapeError: it is not a matrix of floats.
@@ -75,7 +75,8 @@ _ROWS = ("levels_OI", "scale_OG", "minimum_OG")
 
 
 def _with_outputs(piece: QuantizedWeight, num_outputs: int) -> QuantizedWeight:
-    """Return a weight like `piece` with room for so many outputs: joining all pieces would take twice the memory."""
+    """Return an empty weight in the form of `piece` with `num_outputs` outputs. Joining all pieces would take twice the
+    memory."""
     tensors = {name: values for name in _ROWS if (values := getattr(piece, name)) is not None}
     return replace(piece, **{name: values.new_empty(num_outputs, values.shape[1]) for name, values in tensors.items()})
 
@@ -114,7 +115,7 @@ def _quantize_rows(
 
 
 def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
-    """Return 8 bits with `scale = largest magnitude / 127`, levels rounded to the nearest, ties to even."""
+    """Return 8-bit levels with `scale = largest magnitude / 127`, rounded to nearest, ties to even."""
     values_OI = weight_OI.to(torch.float32, copy=True)
     scale_O1 = torch.maximum(values_OI.amax(1, keepdim=True), -values_OI.amin(1, keepdim=True)) / 127.0
     levels_OI = values_OI.div_(scale_O1.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0).to(torch.uint8)
@@ -122,7 +123,7 @@ def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
 
 
 def _quantize_fp8(weight_OI: Tensor) -> QuantizedWeight:
-    """Return 8-bit floats; the largest number of an output becomes 448, the largest of e4m3."""
+    """Return 8-bit floats; the largest magnitude of an output becomes 448, the largest value of e4m3."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale_O1 = (weight_OI.abs().amax(1, keepdim=True).float() / largest).clamp_min(torch.finfo(torch.float32).tiny)
     codes_OI = (weight_OI.float() / scale_O1).clamp(-largest, largest).to(torch.float8_e4m3fn).view(torch.uint8)
@@ -130,7 +131,7 @@ def _quantize_fp8(weight_OI: Tensor) -> QuantizedWeight:
 
 
 def _quantize_nf4(weight_OI: Tensor) -> QuantizedWeight:
-    """Return the nearest codes; the largest number of a group becomes 1 or -1."""
+    """Return the nearest codes; the largest magnitude of a group becomes 1 or -1."""
     num_outputs, num_inputs = weight_OI.shape
     padding = -num_inputs % NF4_GROUP_SIZE
     groups_OGI = torch.nn.functional.pad(weight_OI.float(), (0, padding)).view(num_outputs, -1, NF4_GROUP_SIZE)

@@ -1,7 +1,7 @@
-"""The exchange format of quantized weights: one byte per level, whatever the packed layout will be.
+"""The exchange format of quantized weights: one byte per level, independent of the packed layout.
 
-One type holds every format that is read: integer levels or float codes, with scales of groups, outputs, blocks or
-tensors. Checkpoint readers create it, the packers of the devices consume it. Does not multiply. See docs/adr/0039.
+One type holds every supported format: integer levels or float codes, with scales of groups, outputs, blocks or tensors.
+Checkpoint readers create it, the packers of the devices consume it. Does not multiply. See docs/adr/0039.
 """
 
 import math
@@ -17,12 +17,12 @@ from octavo.kernels.linear.codebooks import CODEBOOKS, Codebook, codebook, codeb
 from octavo.kernels.quantize.scaling import Scaling
 
 GROUP_SIZES = (16, 32, 64, 128)
-"""Inputs that share a scale, of the native kernels."""
+"""Numbers of inputs that share a scale, supported by the native kernels."""
 GROUP_MULTIPLE = 16
 SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 RowType = Literal["int8_token", "int8_tensor", "fp8_token", "fp8_tensor"]
-"""How a checkpoint wants the rows quantized: each with its own scale, or all with a static one."""
+"""How the checkpoint requires rows to be quantized: each with its own scale, or all with one static scale."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,9 +31,9 @@ class QuantizedWeight:
 
     Scale, zero and minimum are those of the level's group. The last group of an output is smaller if the number of
     inputs is not a multiple of the group size. A weight has at most one of `offset`, `zero_OG` and `minimum_OG`, except
-    that an affine one may have an offset: readers give symmetric formats an offset (Q8_0, int8 with 128), affine ones a
-    minimum (Q4_K) or integer zero points (GPTQ, AWQ). One scale per output is one group of all inputs; one scale per
-    tensor is repeated for each output, and one per 128 x 128 block for each output of the block.
+    that an affine one may also have an offset. Readers give symmetric formats an offset (Q8_0, int8 with 128), affine
+    ones a minimum (Q4_K) or integer zero points (GPTQ, AWQ). One scale per output is one group of all inputs. One scale
+    per tensor is repeated for each output, and one per 128 x 128 block for each output of the block.
 
     Raises:
         ShapeError: dtypes or shapes do not match.
@@ -44,28 +44,29 @@ class QuantizedWeight:
     scale_OG: Tensor
     """float16, bfloat16 or float32."""
     minimum_OG: Tensor | None
-    """Of the type of the scales; None is zero."""
+    """In the dtype of the scales; zero if `None`."""
     offset: int
-    """The level that means zero, of all groups."""
+    """The level that means zero, for all groups."""
     bits: int
     """4 when every level is below 16, otherwise 8."""
     group_size: int
-    """A multiple of 16; or the number of inputs, which is one group then."""
+    """A multiple of 16, or the number of inputs if there is only one group."""
     zero_OG: Tensor | None = None
-    """uint8, the level that means zero; None: `offset` is."""
+    """uint8, the level that means zero in each group; `offset` if `None`."""
     codebook: Codebook | None = None
-    """None: levels are integers."""
+    """Codebook of the levels; `None` if levels are integers."""
     order_I: Tensor | None = None
-    """int64; None: columns are in the order of the inputs. Otherwise column `i` multiplies input `order_I[i]`: columns
-    are sorted by group (GPTQ's act-order)."""
+    """int64; column `i` multiplies input `order_I[i]`, because columns are sorted by group (GPTQ's act-order). `None`
+    if columns are in the order of the inputs."""
     row_type: RowType | None = None
-    """What the checkpoint asks for; None: rows are not quantized (weight-only)."""
+    """How the checkpoint requires rows to be quantized; `None` if they are not (weight-only)."""
     row_scale: float | None = None
-    """Of all rows, where `row_type` has a static scale."""
+    """Static scale of all rows, if `row_type` has one."""
     row_scaling: Scaling = "range"
-    """How rows of integers are quantized."""
+    """How integer rows are quantized."""
     used_levels: tuple[int, ...] | None = None
-    """At most 16, ascending, with `bits` 8: no other level occurs, so 4-bit indices can stand for levels. None: any."""
+    """At most 16 levels, ascending, with `bits` 8: no others occur, so 4-bit indices can replace levels. `None` if any
+    may."""
 
     def __post_init__(self) -> None:
         require(self.bits in (4, 8), f"quantized weight: {self.bits} bits")
@@ -121,12 +122,12 @@ class QuantizedWeight:
 
     @property
     def num_inputs(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return self.levels_OI.shape[1]
 
     @property
     def num_outputs(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.levels_OI.shape[0]
 
     @property
@@ -136,7 +137,7 @@ class QuantizedWeight:
 
     @property
     def row_form(self) -> tuple[RowType | None, float | None, Scaling]:
-        """How the rows are quantized that are multiplied with it."""
+        """How rows are quantized before they are multiplied with the weight."""
         return self.row_type, self.row_scale, self.row_scaling
 
     @property
@@ -165,7 +166,7 @@ class QuantizedWeight:
         )
 
     def rows(self, index: Tensor) -> Self:
-        """Return the weight with the outputs `index`, in that order."""
+        """Return the weight with only the outputs `index`, in that order."""
         return replace(
             self,
             levels_OI=self.levels_OI[index],
@@ -175,10 +176,10 @@ class QuantizedWeight:
         )
 
     def columns(self, inputs: range) -> Self:
-        """Return the weight with the inputs of a range, without changing a value; groups become smaller if they must.
+        """Return the weight with only a range of inputs, without changing a value; groups become smaller if necessary.
 
         Raises:
-            ShapeError: the range begins or ends at an input that is no multiple of 16, or columns are in another order.
+            ShapeError: the range begins or ends at an input that is no multiple of 16, or columns are not in order.
         """
         require(self.order_I is None, "quantized weight: columns in an order of their own cannot be divided")
         group_size = self.group_size
@@ -207,7 +208,7 @@ class QuantizedWeight:
         """Return the weight with its scales repeated for smaller groups.
 
         Args:
-            group_size: a divisor of the weight's, or anything if each output has one scale.
+            group_size: a divisor of the weight's group size, or any size if each output has one scale.
         """
         if self.group_size == group_size:
             return self
@@ -241,22 +242,23 @@ class QuantizedWeight:
 
 
 def fits_float16(values: Tensor) -> bool:
-    """Return whether float16 rounds all values by 2^-11 at most: none is out of its range, or subnormal and inexact."""
+    """Return whether float16 rounds all values with an error of at most 2^-11: none is out of range, or subnormal and
+    inexact."""
     halves = values.half()
     is_small = values.abs() < torch.finfo(torch.float16).smallest_normal
     return bool((halves.isfinite() & (~is_small | (halves == values))).all())
 
 
 def is_permutation(order_I: Tensor) -> bool:
-    """Return whether each index is in `order` once."""
+    """Return whether each index occurs in `order` exactly once."""
     return torch.equal(order_I.sort().values, torch.arange(len(order_I), dtype=order_I.dtype, device=order_I.device))
 
 
 def have_one_form(parts: Sequence[QuantizedWeight]) -> bool:
-    """Return whether `concatenate` takes these parts.
+    """Return whether `concatenate` accepts these parts.
 
-    They must have the same codebook, order of columns and rows, groups that can be divided into common ones, and no
-    zero points if some have minimums.
+    They must have the same codebook, column order and row quantization, groups that can be divided into common ones,
+    and no zero points if some parts have minimums.
     """
     first = parts[0]
     return (
@@ -312,7 +314,7 @@ def _have(parts: Sequence[QuantizedWeight], field: str) -> bool:
 
 
 def _common_group_size(parts: Sequence[QuantizedWeight]) -> int | None:
-    """Return the largest group into which those of all parts can be divided; None: there is none."""
+    """Return the largest group size into which the groups of all parts can be divided; `None` if there is none."""
     sizes = {part.group_size for part in parts if not part.is_per_channel}
     if not sizes:
         return parts[0].group_size if len({part.group_size for part in parts}) == 1 else parts[0].num_inputs

@@ -1,4 +1,4 @@
-"""Records `linear` in a program: its inputs, and the operations after it that it can fuse."""
+"""Records `linear` in a program: its inputs, and the operations after it that can be fused."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Weights that are packed together, one below the other, without a copy of all of them."""
+"""Weights that are stacked and packed together, without a copy of all of them."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedRows:
-    """A matrix OI that consists of matrices with the same inputs. Only the rows that are asked for are converted."""
+    """A matrix OI that consists of matrices with the same inputs. Only the requested rows are converted."""
 
     parts: list[Tensor]
-    """Of any float and any device."""
+    """Matrices of any float dtype, on any device."""
     dtype: torch.dtype
     device: torch.device
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Number of outputs and of inputs."""
         return sum(len(part) for part in self.parts), self.parts[0].shape[1]
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return some rows: a view, if one part has them as they are asked for."""
+        """Return some rows: a view if they are in one part and need no conversion."""
         pieces = []
         for part in self.parts:
             if start < len(part) and stop > 0:
@@ -35,11 +35,11 @@ class StackedRows:
         return whole_OI
 
     def release(self) -> None:
-        """Forget the parts: nothing reads them any more."""
+        """Drop the parts: nothing reads them any more."""
         self.parts.clear()
 
     def whole(self) -> Tensor:
-        """Return all rows; a contiguous tensor."""
+        """Return all rows as a contiguous tensor."""
         return self.rows(0, self.shape[0]).contiguous()
 
 

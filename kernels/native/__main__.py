@@ -1,7 +1,7 @@
 """`python -m octavo.kernels.native`: builds and loads the library, and prints one line of JSON about it.
 
-`octavo build-kernels` runs it. Does not need torch. Exits with code 1 if there is no library; the line then says why.
-With `--describe`, which `octavo collect-env` runs, it builds nothing and describes the machine.
+`octavo build-kernels` runs it. Does not need torch. Exits with code 1 if there is no library; the line gives the
+reason. With `--describe`, which `octavo collect-env` uses, it builds nothing and describes the machine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from octavo.kernels.native.library import build_and_load
 
 
 def main() -> int:
-    """Build what the command line asks for; return the exit code."""
+    """Build what the command line requests; return the exit code."""
     parser = argparse.ArgumentParser("python -m octavo.kernels.native", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--describe", action="store_true")
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def describe(compiler: str | None) -> dict[str, Any]:
-    """Return the facts that decide what is built: the processor, its levels, the compilers."""
+    """Return the facts that decide what is built: the processor, its instruction set levels, the compilers."""
     processor = Processor.read()
     levels = processor.levels()
     known = X86_LEVELS if levels[0] in X86_LEVELS else OTHER_LEVELS

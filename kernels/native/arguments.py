@@ -1,4 +1,4 @@
-"""The structures that C++ reads, mirrored field by field from `step.h`. Owns no memory."""
+"""ctypes structures that C++ reads, mirrored field by field from `step.h`. They own no memory."""
 
 import ctypes
 from typing import Self
@@ -15,7 +15,7 @@ TYPES = {
     torch.float8_e4m3fn: 5,
     torch.int16: 6,
 }
-"""The numbers of `octavo::Type`."""
+"""Values of `octavo::Type`, by dtype."""
 
 
 class Arguments(ctypes.Structure):
@@ -79,7 +79,7 @@ class OperationEntry(ctypes.Structure):
 
 
 class ProgramArguments(ctypes.Structure):
-    """A program, as `octavo_run` takes it."""
+    """A program, the argument of `octavo_run`."""
 
     _fields_ = [
         ("operations", ctypes.POINTER(OperationEntry)),

@@ -2,10 +2,10 @@
 
 Files are kept under `<cache>/native/`. A file's name hashes everything that its content depends on:
 
-    <level>-<request>-<compiler>.so    a library; its last 32 bytes are the SHA-256 of those before
-    objects/<unit>-<compiler>.o        one compiled source, for the next library that needs the same
+    <level>-<request>-<compiler>.so    a library; its last 32 bytes are the SHA-256 of all bytes before
+    objects/<unit>-<compiler>.o        one compiled source, reused by later libraries
 
-`request` hashes the sources, the flags and, at the level "native", the processor; `unit` hashes the same for one source
+`request` hashes the sources, the flags and, at the level "native", the processor. `unit` hashes the same for one source
 and the headers that it includes. Files are written under a temporary name and then renamed, so they are never
 incomplete, and concurrent builds are harmless. A lock on the folder makes a second process wait instead of compiling
 the same sources.
@@ -33,7 +33,7 @@ from octavo.kernels.native.isa import NATIVE, Processor
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent.parent
-"""Every `.cpp` below is part of the library; headers are included by their path from here."""
+"""Root of the sources. Every `.cpp` below it is part of the library; headers are included by their path from here."""
 
 FLAGS = (
     "-std=c++20",
@@ -46,31 +46,31 @@ FLAGS = (
     "-fno-math-errno",
     "-Wall",
     "-Wextra",
-    # Vectors are declared first and filled by intrinsics; g++ 12 reports them as uninitialized.
+    # Vectors are declared first and filled by intrinsics; g++ 12 reports such vectors as uninitialized.
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
-    "-Wno-unknown-warning-option",  # clang does not know the one before
+    "-Wno-unknown-warning-option",  # clang does not know the flag before
 )
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-"""Symbolic: each of several loaded libraries must call its own functions."""
+"""-Bsymbolic: if several libraries are loaded, each must call its own functions."""
 
 COMPILE_TIMEOUT_S = 600.0
-"""For one source. ziglang needs a minute for its first, in which it builds its C++ library."""
+"""Timeout for one source. ziglang needs a minute for the first one, because it builds its C++ library."""
 LOCK_TIMEOUT_S = 600.0
 LOCK_TOLD_AFTER_S = 2.0
-"""After this long the log says that another process is building."""
+"""Seconds after which a log line says that another process is building."""
 PREBUILT_PACKAGE = "octavo_prebuilt"
-"""A package of libraries that were built elsewhere, for machines without a compiler (`scripts/build_wheels`)."""
+"""Package of prebuilt libraries for machines without a compiler (`scripts/build_wheels`)."""
 KEPT_LIBRARIES = 16
 KEPT_OBJECTS = 128
 ABANDONED_AFTER_S = 3600.0
-"""Age at which the folder of an unfinished build is removed."""
+"""Age in seconds at which the folder of an unfinished build is removed."""
 
 _DIGEST_BYTES = 32
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 Phase = Callable[[str], AbstractContextManager[None]]
-"""A context manager for slow phases; receives the phase's name."""
+"""Callable that returns a context manager around a slow phase; its argument is the name of the phase."""
 
 
 def silent(_: str) -> AbstractContextManager[None]:
@@ -79,7 +79,7 @@ def silent(_: str) -> AbstractContextManager[None]:
 
 
 class NativeUnavailable(Exception):
-    """There is no native library for this machine. The message says why, `hint` what would help."""
+    """There is no native library for this machine. The message gives the reason, `hint` a remedy."""
 
     def __init__(self, reason: str, hint: str, details: str = "") -> None:
         super().__init__(reason)
@@ -91,14 +91,14 @@ class NativeUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The compiler and flags of a library, and where it is kept."""
+    """Compiler and flags of a library, and the cache folder for it."""
 
-    # Unlike Path.home() this does not fail without a home directory; OCTAVO_CACHE then names another place.
+    # Unlike Path.home(), this does not fail without a home directory; OCTAVO_CACHE can name another folder then.
     cache_dir: Path = Path(os.path.expanduser("~")) / ".cache" / "octavo"
     compiler: str | None = None
-    """A command; None: the first of `compilers.SEARCHED` that works, then ziglang."""
+    """Command of the compiler. If `None`: the first of `compilers.SEARCHED` that works, then ziglang."""
     flags: tuple[str, ...] = ()
-    """Added to FLAGS, and given when linking too: `-fsanitize=address`."""
+    """Flags added to FLAGS, also for linking: `-fsanitize=address`."""
     sources: Path = SOURCES
 
     @property
@@ -113,20 +113,20 @@ class Built:
 
     path: Path
     compiler: str | None
-    """The compiler that built it just now; None: it existed already."""
+    """The compiler of this build; `None` if the library existed already."""
     seconds: float
-    """Seconds that the build took."""
+    """Duration of the build in seconds."""
 
 
 def build(toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent, is_forced: bool = False) -> Built:
     """Return the library for this machine, and build it if necessary.
 
-    Blocks until: it is built, some seconds; also while another process builds it.
+    Blocks for the seconds that a build takes, also while another process builds the library.
 
     Args:
         toolchain: what to build with.
-        isa: a level of `isa.Processor.levels`; None: all that this processor has.
-        phase: entered with "compiling kernels" if there is something to compile.
+        isa: a level of `isa.Processor.levels`; everything that this processor has if `None`.
+        phase: entered with "compiling kernels" if something must be compiled.
         is_forced: ignore the files of earlier builds.
 
     Raises:
@@ -197,14 +197,14 @@ def is_intact(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What to build, and the names that follow from it."""
+    """What to build, and the file names that follow from it."""
 
     toolchain: Toolchain
     level: str
     flags: tuple[str, ...]
-    """Of the level; for "native" the fallback for compilers without `-march=native`."""
+    """Flags of the level; at "native", the fallback for compilers without `-march=native`."""
     units: dict[Path, str]
-    """Each source, with the hash of everything but the compiler that its object depends on."""
+    """Each source, with the hash of everything that its object depends on, except the compiler."""
 
     @classmethod
     def make(cls, toolchain: Toolchain, isa: str | None) -> "_Request":
@@ -234,15 +234,14 @@ class _Request:
         return self.toolchain.folder / "objects" / f"{self.units[source]}-{_hash(compiler.identity)}.o"
 
     def find_library(self, compilers: Iterable[Compiler]) -> Path | None:
-        """Return an existing library that one of the compilers has built."""
+        """Return an existing library built by one of the compilers."""
         return _first_intact(self.library(compiler) for compiler in compilers)
 
     def find_prebuilt(self) -> Path | None:
-        """Return an existing library built by any compiler, for this level or, at "native", for any level that runs
-        here.
+        """Return an existing library built by any compiler: of this level or, at "native", of any level that runs here.
 
-        This finds a library from `octavo build-kernels`, or from a wheel of `scripts/build_wheels`, on a machine
-        without a compiler.
+        On a machine without a compiler, this finds a library from `octavo build-kernels` or from a wheel of
+        `scripts/build_wheels`.
         """
         stems = [self.stem]
         if self.level == NATIVE:
@@ -254,19 +253,19 @@ class _Request:
 
     def target_flags(self, compiler: Compiler) -> tuple[str, ...]:
         if self.level == NATIVE and compiler.accepts("-march=native"):
-            # The compiler does not know whether Linux lets us use the registers of AMX.
+            # The compiler does not know whether Linux allows the use of the AMX registers.
             return ("-march=native",) if "-mamx-tile" in self.flags else ("-march=native", "-mno-amx-tile")
         return tuple(compiler.spell(flag) for flag in self.flags)
 
 
 def _installed_folders() -> list[Path]:
-    """Return where the package of built libraries has them, if it is installed."""
+    """Return the folders of the package of prebuilt libraries, if it is installed."""
     found = importlib.util.find_spec(PREBUILT_PACKAGE)
     return [Path(place) for place in found.submodule_search_locations or ()] if found else []
 
 
 def _largest_first(source: Path) -> tuple[int, Path]:
-    """Sort sources so that parallel compilation ends on all cores at about the same time."""
+    """Sort key of sources: with the largest first, parallel compilation ends on all cores at about the same time."""
     return -source.stat().st_size, source
 
 
@@ -276,7 +275,7 @@ def _included(source: Path, toolchain: Toolchain) -> list[Path]:
     while queue:
         file = queue.pop()
         for name in _INCLUDE.findall(file.read_text()):
-            # Like the compiler: first in the including file's folder, then from the root of the sources.
+            # Search order of the compiler: first the folder of the including file, then the root of the sources.
             places = [(folder / name).resolve() for folder in (file.parent, toolchain.sources)]
             header = next((place for place in places if place.exists()), None)
             if header and header not in found:
@@ -314,7 +313,7 @@ def _compile(request: _Request, compiler: Compiler, target: Path, is_forced: boo
 
 
 def _seal(path: Path) -> None:
-    """Append the checksum for `is_intact`, and sync the file to disk before it is renamed."""
+    """Append the checksum that `is_intact` verifies, and sync the file to disk before it is renamed."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:
         file.write(digest)
@@ -326,8 +325,8 @@ def _seal(path: Path) -> None:
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the build lock of a folder; after LOCK_TIMEOUT_S, or if the folder cannot be locked, continue without it.
 
-    The lock only saves work: files are renamed into place atomically in any case. It is a lock on the folder itself, so
-    it leaves no file behind and ends with this process.
+    The lock only saves work: files are renamed into place atomically in any case. The lock is on the folder itself, so
+    it leaves no file behind, and ends with this process.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     start = time.monotonic()
@@ -354,7 +353,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _prune(folder: Path) -> None:
-    """Remove all but the most recently used."""
+    """Remove all but the most recently used files."""
     for pattern, kept in (("*.so", KEPT_LIBRARIES), ("objects/*.o", KEPT_OBJECTS)):
         for path in sorted(folder.glob(pattern), key=_used_at, reverse=True)[kept:]:
             path.unlink(missing_ok=True)

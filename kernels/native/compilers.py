@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SEARCHED = ("g++", "clang++", "c++")
-"""Looked for on the PATH, in this order; the Python package ziglang, which holds clang, comes last."""
+"""Commands searched on the PATH, in this order. The Python package ziglang, which contains clang, comes last."""
 
 VERSION_TIMEOUT_S = 20.0
 
@@ -33,15 +33,15 @@ class Compiler:
 
     command: tuple[str, ...]
     identity: str
-    """Path and version. Another identity may compile the same source differently."""
+    """Path and version. A compiler with another identity may compile the same source differently."""
 
     @property
     def name(self) -> str:
-        """The command as a person would type it."""
+        """The command as a user would type it."""
         return shlex.join(self.command)
 
     def run(self, arguments: Sequence[str], timeout_s: float) -> None:
-        """Run it once.
+        """Run the compiler once.
 
         Raises:
             CompileError: it could not be started, failed, or took longer than `timeout_s`. All its processes have
@@ -71,11 +71,11 @@ class Compiler:
             raise CompileError(_first_error(output) or f"{self.name} ended with code {process.returncode}", output)
 
     def spell(self, flag: str) -> str:
-        """Return a flag in this compiler's spelling: zig reads `-march=x86-64-v3` as a processor called `x86`."""
+        """Return a flag in this compiler's spelling. zig would read `-march=x86-64-v3` as a processor called `x86`."""
         return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64") if "ziglang" in self.command else flag
 
     def accepts(self, flag: str) -> bool:
-        """Return whether it knows a flag."""
+        """Return whether the compiler knows a flag."""
         try:
             self.run([flag, "-E", "-x", "c++", os.devnull], VERSION_TIMEOUT_S)
         except CompileError:
@@ -87,7 +87,7 @@ def find_compilers(given: str | None) -> Iterator[Compiler]:
     """Yield the compilers of this machine, the preferred one first.
 
     Args:
-        given: the only command to use, with optional arguments; None: search for compilers.
+        given: the only command to use, with optional arguments; search for compilers if `None`.
     """
     if given:
         try:
@@ -110,7 +110,7 @@ def find_compilers(given: str | None) -> Iterator[Compiler]:
 
 
 def _on_path(name: str, arguments: tuple[str, ...] = ()) -> Compiler | None:
-    """Return the compiler of that name if it can tell its version."""
+    """Return the compiler of that name if it can report its version."""
     path = shutil.which(name)
     if path is None:
         return None
@@ -130,7 +130,7 @@ def _first_error(output: str) -> str:
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """End a compiler and the processes it has started."""
+    """Kill a compiler and the processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

@@ -23,7 +23,7 @@ def run(
 
 
 class DirectCall(Generic[A]):
-    """A call of `octavo_<name>` that may be made again after its arguments have changed."""
+    """A call of `octavo_<name>` that can be repeated after its arguments have changed."""
 
     def __init__(self, library: NativeLibrary, name: str, arguments: A, step: StepArguments) -> None:
         self.arguments, self._step = arguments, step

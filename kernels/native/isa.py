@@ -1,6 +1,6 @@
 """Instruction sets: the levels that the C++ sources know, and which of them this processor has.
 
-Chooses compiler flags, reads `/proc/cpuinfo` and asks Linux for the registers of AMX. Compiles nothing.
+Chooses compiler flags, reads `/proc/cpuinfo` and requests the AMX registers from Linux. Compiles nothing.
 """
 
 import ctypes
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NATIVE = "native"
-"""The level that means: everything this processor has."""
+"""The level that uses everything this processor has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """An instruction set that the library can be built for, whatever processor compiles it."""
+    """An instruction set level that any machine can build the library for."""
 
     name: str
     flags: tuple[str, ...]
-    """For the compiler. g++ since 11 and clang since 12 know them."""
+    """Compiler flags, known to g++ since 11 and clang since 12."""
     needs: frozenset[str]
-    """Flags in `/proc/cpuinfo` of processors that can run it."""
+    """Flags in `/proc/cpuinfo` that a processor needs to run this level."""
 
 
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
@@ -42,25 +42,25 @@ X86_LEVELS = (
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
     Level("portable", ("-march=x86-64",), frozenset()),
 )
-"""Best first; each processor runs all levels after its first."""
+"""Best level first; a processor that runs one level runs all levels after it."""
 
 OTHER_LEVELS = (Level("portable", (), frozenset()),)
-"""For other processors: plain loops, which the compiler vectorizes, with NEON for example."""
+"""Level of other processors: plain loops, which the compiler vectorizes, with NEON for example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The properties of this machine that decide which code it can run, and which is best."""
+    """The properties of this machine that decide which code it can run, and which code is best."""
 
     machine: str
-    """`x86_64`, `aarch64`, ..."""
+    """Architecture: `x86_64`, `aarch64`, ..."""
     model: str
-    """Vendor, family and model, as far as the system tells them."""
+    """Vendor, family and model, as far as the system reports them."""
     features: frozenset[str]
 
     @classmethod
     def read(cls, root: Path = Path("/")) -> "Processor":
-        """Read the first processor of `/proc/cpuinfo`; tests give another `root`."""
+        """Read the first processor of `/proc/cpuinfo`; tests pass another `root`."""
         fields: dict[str, str] = {}
         try:
             text = (root / "proc/cpuinfo").read_text()
@@ -83,6 +83,6 @@ class Processor:
 
 
 def _may_use_tiles() -> bool:
-    """Ask Linux for the tile registers of AMX, for this process; a sandbox or an old kernel may refuse."""
+    """Request the AMX tile registers from Linux, for this process; a sandbox or an old kernel may refuse."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)

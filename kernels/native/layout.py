@@ -1,8 +1,8 @@
 """Plans the memory of a program's buffers, and the barriers between its threads. Allocates nothing.
 
-Time is counted in phases. A phase is either a run of row-wise operations without barriers, or one operation of another
-kind, perhaps with an early one after it. Within a phase threads may be several operations apart, so two buffers share
-memory only if they live in disjoint phases.
+Time is counted in phases. A phase is either a run of row-wise operations without barriers, or one other operation,
+possibly together with an early operation after it. Within a phase, threads may be several operations apart. So two
+buffers share memory only if their phases are disjoint.
 """
 
 import itertools
@@ -14,31 +14,31 @@ import torch
 from octavo.kernels.native.value import Buffer, Node, Value
 
 ALIGNMENT = 64
-"""Bytes of a cache line. Rows are aligned to it, so that no two threads write to the same line."""
+"""Bytes of a cache line. Rows are aligned to it, so that no two threads write to the same cache line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The plan of one arena."""
+    """The memory plan of one arena."""
 
     offsets: dict[Buffer, int]
     num_bytes: int
     waits: list[bool]
-    """Whether there is a barrier after a node."""
+    """For each node, whether a barrier follows it."""
 
 
 def row_bytes(buffer: Buffer) -> int:
-    """Return the bytes from one row of a buffer to the next.
+    """Return the stride between the rows of a buffer, in bytes.
 
-    Those of bfloat16 are an odd number of cache lines. Matrix registers read 16 rows at once; if these were a large
-    power of two apart, they would share a few sets of the first-level cache and displace one another.
+    For bfloat16 the stride is an odd number of cache lines. Matrix registers read 16 rows at once; with a stride of a
+    large power of two, these rows would share a few sets of the L1 cache and evict one another.
     """
     num_lines = -(-buffer.width * buffer.type.itemsize // ALIGNMENT)
     return (num_lines | 1 if buffer.type == torch.bfloat16 else num_lines) * ALIGNMENT
 
 
 def lay_out(nodes: list[Node], results: Iterable[Value], max_rows: int) -> Layout:
-    """Place every buffer, first fit in the order of their first use; the memory of results is never reused."""
+    """Place every buffer, first fit in the order of first use. The memory of results is never reused."""
     phases = _phases(nodes)
     last_use = {output: phase for node, phase in zip(nodes, phases, strict=True) for output in node.outputs}
     for node, phase in zip(nodes, phases, strict=True):
@@ -76,7 +76,8 @@ def _phases(nodes: list[Node]) -> list[int]:
 
 
 def _shared(node: Node, later: list[Node]) -> Buffer | None:
-    """Return the buffer that the first output can overwrite: whole, with rows of equal size, and not read later."""
+    """Return the buffer that the first output can overwrite: a complete one, with rows of equal size, not read
+    later."""
     if node.in_place is None:
         return None
     value, output = node.inputs[node.in_place], node.outputs[0]

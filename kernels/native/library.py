@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT = Toolchain()
-"""The default of `load`."""
+"""The toolchain that `load` uses by default."""
 
 KernelChoice = Literal["auto", "native", "torch"]
 
@@ -35,13 +35,13 @@ class NativeLibrary:
         self._operations: dict[tuple[str, type[Arguments]], int] = {}
         level = self.function("isa_level", [], ctypes.c_char_p)
         self.isa: str = level().decode()
-        """The level that the code was compiled for."""
+        """Instruction set level that the code was compiled for."""
 
     def function(self, name: str, argument_types: list[Any], result_type: Any = None) -> Any:
         """Return the C function `octavo_<name>`.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: the library has no such function.
         """
         function = getattr(self._library, f"octavo_{name}")
         function.argtypes, function.restype = argument_types, result_type
@@ -68,12 +68,12 @@ def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: P
     """Return the library for this machine, and build it if necessary; every call returns the same object.
 
     Args:
-        isa: a level of `isa.Processor.levels`; None: all that this processor has.
-        toolchain: what to build with and where to keep it; None: DEFAULT.
-        phase: entered with "compiling kernels" if there is something to compile.
+        isa: a level of `isa.Processor.levels`; everything that this processor has if `None`.
+        toolchain: what to build with and where to keep it; DEFAULT if `None`.
+        phase: entered with "compiling kernels" if something must be compiled.
 
     Raises:
-        NativeUnavailable: it can be neither found nor built, or not be loaded.
+        NativeUnavailable: the library can be neither found nor built, or cannot be loaded.
     """
     key = isa, toolchain or DEFAULT
     with _lock:
@@ -85,10 +85,10 @@ def load(isa: str | None = None, *, toolchain: Toolchain | None = None, phase: P
 def build_and_load(
     toolchain: Toolchain, isa: str | None = None, *, phase: Phase = silent
 ) -> tuple[Built, NativeLibrary]:
-    """Return a library and how it was obtained; one that exists but cannot be loaded is built again.
+    """Return a library and how it was obtained. A library that exists but cannot be loaded is rebuilt.
 
     Raises:
-        NativeUnavailable: it can be neither found nor built, or not be loaded.
+        NativeUnavailable: the library can be neither found nor built, or cannot be loaded.
     """
     built = build(toolchain, isa, phase=phase)
     try:
@@ -106,16 +106,16 @@ def build_and_load(
 def choose_kernels(
     choice: KernelChoice, *, toolchain: Toolchain | None = None, phase: Phase = silent
 ) -> NativeLibrary | None:
-    """Return the native library, or None: compute with torch's operations.
+    """Return the native library, or `None` if operations are to be computed with torch.
 
     Args:
         choice: native: required; torch: never native; auto: native if possible, otherwise a warning that says why
             not.
-        toolchain: what to build with and where to keep it; None: DEFAULT.
-        phase: entered with "compiling kernels" if there is something to compile.
+        toolchain: what to build with and where to keep it; DEFAULT if `None`.
+        phase: entered with "compiling kernels" if something must be compiled.
 
     Raises:
-        NativeUnavailable: the choice is native and there is none.
+        NativeUnavailable: the choice is native and there is no library.
     """
     if choice == "torch":
         return None

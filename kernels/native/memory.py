@@ -1,8 +1,8 @@
-"""Memory for weights, caches and activations: aligned to huge pages, and files mapped into it.
+"""Memory for weights, caches and activations: buffers aligned to huge pages, and mapped files.
 
-Everything here is a `uint8` tensor over a mapping, which is freed with the last tensor over it. Huge pages (2 MiB
+Every buffer here is a `uint8` tensor over a mapping, which is freed with the last tensor over it. Huge pages (2 MiB
 instead of 4 KiB) avoid most page-table walks, which cost streaming reads a tenth or more of the memory bandwidth
-(docs/performance.md). Does not define the layout inside a buffer.
+(docs/performance.md). The layout inside a buffer is not defined here.
 """
 
 import contextlib
@@ -21,27 +21,27 @@ HUGE_PAGE_BYTES = 2 << 20
 SMALL_PAGE_BYTES = 4 << 10
 SLAB_BYTES = 32 << 20
 ALIGNMENT = 64
-"""A cache line, and the widest vector."""
+"""Bytes of a cache line, and of the widest vector."""
 _MADV_POPULATE_WRITE = 23
-"""Of Linux 5.14 and newer."""
+"""madvise advice of Linux 5.14 and newer."""
 _MADV_PAGEOUT = 21
-"""Of Linux 5.4 and newer; Python's mmap has no name for it."""
+"""madvise advice of Linux 5.4 and newer; Python's mmap has no constant for it."""
 
 
 def allocate(num_bytes: int, page_offset: int = 0) -> Tensor:
     """Return `num_bytes` zeros, aligned to 64 bytes; a large buffer is aligned to a huge page.
 
-    Memory is allocated when it is first written, in whole huge pages where the system has them, so the unused part of a
-    large buffer is free. Buffers smaller than half a slab share one: otherwise the many small weights of a model
-    would have no huge pages. The pages of each are freed with it, its address range with the last of them.
+    Memory is allocated when it is first written, in huge pages if the system has them, so the unused part of a large
+    buffer costs nothing. Buffers smaller than half a slab share one; otherwise the many small weights of a model would
+    have no huge pages. The pages of each buffer are freed with it, the address range of a slab with its last buffer.
 
     Args:
-        num_bytes: of the buffer.
-        page_offset: where in a huge page a large buffer begins, a multiple of `SMALL_PAGE_BYTES`. The part before its
-            first whole huge page has small pages.
+        num_bytes: size of the buffer.
+        page_offset: offset in a huge page at which a large buffer begins, a multiple of `SMALL_PAGE_BYTES`. The part
+            before the first complete huge page has small pages.
 
     Raises:
-        MemoryError: the system refuses to reserve that much.
+        MemoryError: the system cannot reserve that much.
     """
     if num_bytes == 0:
         return _EMPTY
@@ -52,14 +52,14 @@ def allocate(num_bytes: int, page_offset: int = 0) -> Tensor:
 
 
 def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
-    """Return a part of a file as a tensor. It is read on demand and shared with other processes that map the file.
+    """Return a part of a file as a tensor, read on demand and shared with other processes that map the file.
 
     Writing to the tensor changes this process's copy of a page, never the file. Newer kernels (seen with 6.18 and ext4)
-    map files by huge pages if the page cache holds them in large folios; reading is then as fast as with `allocate`.
+    map files with huge pages if the page cache holds them in large folios; reading is then as fast as with `allocate`.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it ends before the part does.
+        ValueError: the file is too short for the part.
     """
     with path.open("rb") as file:
         _require_part(file.fileno(), path, offset, num_bytes)
@@ -79,9 +79,9 @@ def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
 
 
 def give_back_pages(buffers: Sequence[Tensor]) -> None:
-    """Let the system take the pages of buffers: those of a mapped file at once, others if it can swap.
+    """Release the physical pages of buffers: those of a mapped file at once, others if the system can swap.
 
-    They come back, with their contents, when they are read.
+    Reading brings the pages back, with their contents.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for buffer in buffers:
@@ -92,10 +92,10 @@ def give_back_pages(buffers: Sequence[Tensor]) -> None:
 
 
 def populate(buffer: Tensor) -> bool:
-    """Have the system find the pages of a buffer before they are written; changes no content.
+    """Have the kernel allocate the pages of a buffer before they are written; changes no content.
 
     Returns:
-        False if the kernel does not know the advice: it finds pages when they are written.
+        False if the kernel does not know the advice; it then allocates pages when they are written.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     start = -(-buffer.data_ptr() // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES
@@ -104,7 +104,7 @@ def populate(buffer: Tensor) -> bool:
 
 
 class _Slab:
-    """The mapping from which small buffers are cut, until it is used up."""
+    """Mapping from which small buffers are cut until it is used up."""
 
     _lock = threading.Lock()
     _mapping: mmap.mmap | None = None
@@ -125,7 +125,7 @@ class _Slab:
 
 
 def _give_up(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
-    """Return the pages of a piece to the system, except those that it shares with its neighbours."""
+    """Return the pages of a piece to the system, except pages shared with neighbouring pieces."""
     first = -(-start // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES
     end = (start + num_bytes) // SMALL_PAGE_BYTES * SMALL_PAGE_BYTES
     if end > first:
@@ -136,13 +136,13 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def _map_zeros(num_bytes: int, page_offset: int = 0) -> tuple[mmap.mmap, int]:
-    """Return a mapping, and the offset in it at which `num_bytes` begin at `page_offset` in a huge page."""
+    """Return a mapping, and the offset in it at which `num_bytes` begin, `page_offset` bytes into a huge page."""
     mapping = _map(num_bytes + HUGE_PAGE_BYTES)
     address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
     start = (page_offset - address) % HUGE_PAGE_BYTES
     num_before = min(-page_offset % HUGE_PAGE_BYTES, num_bytes)
     if num_before:
-        # A huge page here would begin before the buffer, and that part of it would never be used.
+        # A huge page here would begin before the buffer, and the part before it would never be used.
         _advise(mapping, "MADV_NOHUGEPAGE", start, num_before)
     _advise(mapping, "MADV_HUGEPAGE", start + num_before, num_bytes - num_before)
     return mapping, start
@@ -156,7 +156,7 @@ def _map(num_bytes: int) -> mmap.mmap:
 
 
 def _advise(mapping: mmap.mmap, advice: str, start: int, num_bytes: int) -> None:
-    """Advise the kernel how a part will be used; if it does not know the advice, the memory is only slower."""
+    """Advise the kernel how a part will be used. If it does not know the advice, memory is only slower."""
     value = getattr(mmap, advice, None)
     if value is not None:
         with contextlib.suppress(OSError):

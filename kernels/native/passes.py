@@ -1,7 +1,6 @@
-"""Optimizes a recorded program before its memory is planned: fusion, and the storage format of linear inputs.
+"""Optimizes a recorded program before its memory is planned: fuses operations, and chooses storage formats of inputs.
 
-Both keep results independent of the batch: they change where a number is rounded or stored in the same way for all
-rows.
+Results stay independent of the batch: where a number is rounded or stored changes in the same way for all rows.
 """
 
 from collections import Counter
@@ -40,11 +39,11 @@ def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
 
 
 def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
-    """Store the inputs of linear layers and attention in the format that they need: 16 bits, or levels with
-    scales of groups.
+    """Store the inputs of linear layers and attention in the format that they need: 16 bits, or levels with scales of
+    groups.
 
-    A buffer that is read in 16 bits, and otherwise only by those that take both types, is written in 16 bits. Otherwise
-    a conversion is inserted before the first reader, and later readers of the same columns use its result.
+    A buffer is written in 16 bits if one reader needs that and all other readers accept both types. Otherwise a
+    conversion is inserted before the first reader, and later readers of the same columns use its result.
     """
     readers: dict[Buffer, set[Form]] = {}
     for node in nodes:

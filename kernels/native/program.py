@@ -1,4 +1,4 @@
-"""Programs: a recorded `forward` with its memory and its arguments, run by one call per step."""
+"""A recorded `forward` with its memory and arguments, run by one call per step."""
 
 import ctypes
 import time
@@ -22,23 +22,24 @@ class Program:
     """The arguments of `octavo_run`, and everything that they point to.
 
     Args:
-        library: where the operations are.
+        library: provides the operations.
         nodes: recorded, and fused where possible.
-        results: values to read after a run.
+        results: values that can be read after a run.
         max_rows: rows of the largest step.
     """
 
     def __init__(self, library: NativeLibrary, nodes: list[Node], results: Sequence[Value], max_rows: int) -> None:
         self.max_rows = max_rows
         self.observer: Observer | None = None
-        """Called after each run with its start and the nanoseconds of each operation; None: nobody observes."""
+        """Called after each run with its start time and the nanoseconds of each operation; `None` if there is no
+        observer."""
         self._run = library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         self._nodes = narrow(nodes, results)
         for node in self._nodes:
             has_room = node.max_rows is None or max_rows <= node.max_rows
             require(has_room, f"{node.operation}: {max_rows} rows, and shared memory for {node.max_rows}")
         self.work = sum(node.work for node in self._nodes)
-        """Multiplications per row, without attention."""
+        """Multiplications per row, without those of attention."""
         self._layout = lay_out(self._nodes, results, max_rows)
         self._arena = allocate(self._layout.num_bytes + ALIGNMENT)
         self._base = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT
@@ -51,7 +52,7 @@ class Program:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all activations; only rows that were ever used are resident."""
+        """Bytes of all activations; only rows that have been used are resident."""
         return self._layout.num_bytes
 
     @property
@@ -60,7 +61,7 @@ class Program:
         return [node.operation for node in self._nodes]
 
     def run(self, step: StepArguments, num_threads: int) -> None:
-        """Compute the step; blocks until it is done. The results are overwritten by the next run."""
+        """Compute the step; blocks until it is done. The next run overwrites the results."""
         assert step.num_rows <= self.max_rows, f"{step.num_rows} rows in a program for {self.max_rows}"
         if self.observer is None:
             self._run(self._address, ctypes.addressof(step), num_threads)

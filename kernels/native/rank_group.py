@@ -1,6 +1,6 @@
-"""The processes that share every layer of a model, and the memory through which they exchange rows.
+"""The processes of a tensor-parallel group, and the shared memory through which they exchange rows.
 
-Ranks on several machines (nodes) have such a memory on each. The first rank of each node keeps them equal.
+If the ranks are on several machines (nodes), each node has such a memory. The first ranks of the nodes synchronize it.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
 
 BARRIER_BYTES = 4096
-"""Before the two areas: the barrier, which is one cache line, in a page of its own."""
+"""Bytes before the two areas. They hold the barrier, which is one cache line, in a page of its own."""
 
 
 class RankGroupArguments(Arguments):
@@ -34,7 +34,7 @@ class RankGroupArguments(Arguments):
 
 
 def group_bytes(area_bytes: int) -> int:
-    """Return the bytes of a group whose largest exchange takes `area_bytes`: whole pages."""
+    """Return the bytes of a group whose largest exchange takes `area_bytes`, rounded up to pages."""
     return BARRIER_BYTES + 2 * _whole_pages(area_bytes)
 
 
@@ -57,9 +57,9 @@ class NodeLinks:
     """The connections of this rank's node to the others.
 
     Args:
-        first_ranks: of each node, in order; and then the number of ranks.
+        first_ranks: first rank of each node, in order; and then the number of ranks.
         node: index of this rank's node.
-        sockets: connected to the first rank of each node, by its index; those of another rank than the first: {}.
+        sockets: connected to the first rank of each node, by its index; {} for ranks that are not the first of a node.
     """
 
     def __init__(self, first_ranks: Sequence[int], node: int, sockets: dict[int, socket]) -> None:
@@ -76,21 +76,21 @@ class NodeLinks:
 
     @property
     def address(self) -> int:
-        """Where C++ finds the links, while this object lives."""
+        """Address of the C++ structure, valid while this object lives."""
         return ctypes.addressof(self._arguments)
 
 
 class SharedMemoryGroup:
-    """This process's place in a group. Every rank must run the same operations on the group in the same order.
+    """This process's membership in a group. Every rank must run the same operations on the group in the same order.
 
     Args:
-        library: of the operations; of the same sources in every rank.
-        descriptor: of a file of zeros that all ranks inherit. It grows here.
-        rank: of this process, from 0.
+        library: library of the operations; every rank must have built it from the same sources.
+        descriptor: descriptor of a file of zeros that all ranks inherit. The file grows here.
+        rank: rank of this process, from 0.
         size: number of ranks.
-        area_bytes: of the largest exchange.
-        offset: of the group's memory in the file, a multiple of the page size.
-        links: to the other nodes; None: all ranks are on this machine.
+        area_bytes: bytes of the largest exchange.
+        offset: offset of the group's memory in the file, a multiple of the page size.
+        links: connections to the other nodes; `None` if all ranks are on this machine.
 
     Raises:
         OSError: the memory cannot be mapped.
@@ -113,7 +113,7 @@ class SharedMemoryGroup:
         self.area_bytes = _whole_pages(area_bytes)
         num_bytes = group_bytes(area_bytes)
         if os.fstat(descriptor).st_size < offset + num_bytes:
-            os.ftruncate(descriptor, offset + num_bytes)  # sparse: a page takes memory when it is first written to
+            os.ftruncate(descriptor, offset + num_bytes)  # sparse: a page takes memory when it is first written
         self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes, offset=offset), dtype=torch.uint8)
         address = self._memory.data_ptr()
         self._links = links
@@ -133,15 +133,15 @@ class SharedMemoryGroup:
 
     @property
     def address(self) -> int:
-        """Where C++ finds the group. Operations that use it must keep this object alive."""
+        """Address of the C++ structure. Operations that use it must keep this object alive."""
         return ctypes.addressof(self._arguments)
 
     @property
     def areas(self) -> tuple[int, int]:
-        """Where the two areas are, for operations that divide them by themselves."""
+        """Addresses of the two areas, for operations that divide the areas themselves."""
         first = self._arguments.areas
         return first, first + self.area_bytes
 
     def meet(self) -> None:
-        """Wait for the other ranks. Blocks until: all have called it."""
+        """Wait for the other ranks. Blocks until all of them have called it."""
         self._meet(self.address)

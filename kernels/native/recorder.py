@@ -1,4 +1,4 @@
-"""Records the operations of a model's `forward`. `program.build` builds the program."""
+"""Records the operations of a model's `forward`; `program.build` builds the program from them."""
 
 import torch
 
@@ -7,7 +7,7 @@ from octavo.kernels.native.value import Ids, Node, Value, as_tensor, value_of
 
 
 class ProgramRecorder:
-    """The operations of one program, in the order of the calls."""
+    """The operations of one program, in call order."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.nodes: list[Node] = []
@@ -15,7 +15,7 @@ class ProgramRecorder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's type."""
+        """The model's dtype."""
         return self._dtype
 
     @property

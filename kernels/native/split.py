@@ -1,7 +1,7 @@
-"""Splits a recorded model after the last operation that mixes rows, or that the ranks of other engines take part in.
+"""Splits a recorded model after the last operation that mixes rows, or that involves ranks of other engines.
 
 The first part is computed for all rows of a step. The second part is needed only for rows whose logits are used: one
-row of a prompt's last chunk, and none of earlier chunks. With 30 layers that saves most of one layer.
+row of a prompt's last chunk, none of earlier chunks. With 30 layers this saves most of one layer's work.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ class Halves:
     all_rows: list[Node]
     chosen_rows: list[Node]
     passed: list[Value]
-    """Whole buffers that the first program writes and the second reads."""
+    """Complete buffers that the first program writes and the second program reads."""
 
 
 def split(nodes: list[Node], wanted: Sequence[Value] = ()) -> Halves:
-    """Split after the last node that mixes rows; look-ups by the step's own ids stay in the first part.
+    """Split after the last node that mixes rows; lookups by the step's own ids stay in the first part.
 
-    `wanted`: further results of the first part.
+    `wanted`: additional results of the first part.
     """
     buffers = {value.buffer for value in wanted}
     last = max(index for index, node in enumerate(nodes) if node.mixes_rows or not buffers.isdisjoint(node.outputs))
@@ -43,12 +43,12 @@ def split(nodes: list[Node], wanted: Sequence[Value] = ()) -> Halves:
 
 
 def with_gathered_rows(halves: Halves, tables: list[Tensor], recorder: ProgramRecorder) -> list[Node]:
-    """Return the second program: it begins with the rows that `token_ids` names, out of the first one's results.
+    """Return the second program, which begins by gathering the rows `token_ids` from the results of the first program.
 
     Args:
-        halves: of one recording.
-        tables: where the first program leaves `halves.passed`.
-        recorder: of the second program.
+        halves: the halves of one recording.
+        tables: where the first program writes `halves.passed`.
+        recorder: recorder of the second program.
     """
     gathered = {value.buffer: Buffer(value.buffer.width) for value in halves.passed}
     nodes = [

@@ -1,7 +1,7 @@
-"""Chooses the number of threads of a step: all that are allowed, one if the step is small, fewer on busy cores.
+"""Chooses the number of threads of a step: all allowed ones, one if the step is small, fewer if cores are busy.
 
-The threads of a step meet at a barrier after nearly every operation. A thread whose core is taken by another process
-stops all of them: two threads on two cores beside one busy process are slower than one thread (measured by
+The threads of a step meet at a barrier after nearly every operation, so a thread whose core is taken by another process
+stops all of them. Two threads on two cores beside one busy process are slower than one thread (measured with
 `scripts/bench_threads.py`). The number never changes a result. `pool.cpp` starts the threads.
 """
 
@@ -20,19 +20,19 @@ SMALL_WORK = 500_000
 """Multiplications that one thread does in about 50 us, which is what waking another thread can cost."""
 
 WINDOW_S = 0.1
-"""Time between two decisions. `/proc/stat` counts in hundredths of a second."""
+"""Seconds between two decisions. `/proc/stat` counts in hundredths of a second."""
 LOST_SHARE = 0.7
-"""Share of one thread's work. If more time is lost waiting for cores, one thread fewer is faster."""
+"""Time lost waiting for cores, relative to one thread's work, above which one thread fewer is faster."""
 CROWDED_WINDOWS = 3
-"""Consecutive windows with such a loss before a thread is removed. A server that accepts a request uses a core for some
-milliseconds only, which is too short for one thread fewer to pay off."""
+"""Consecutive windows with such a loss before a thread is removed. A server that accepts a request uses a core for only
+a few milliseconds, too short for one thread fewer to pay off."""
 IDLE_CORES = 0.7
-"""Idle share of the cores at which one thread more is tried."""
+"""Idle share of the cores at which one more thread is tried."""
 RETRY_S = 0.2
-"""Before a removed thread is tried again; doubles with each failed attempt."""
+"""Seconds before a removed thread is tried again; doubles with each failed attempt."""
 MAX_RETRY_S = 5.0
 TRIAL_S = 1.0
-"""An attempt that lasts this long has succeeded."""
+"""Seconds after which an attempt has succeeded."""
 
 
 class Usage(NamedTuple):
@@ -40,17 +40,17 @@ class Usage(NamedTuple):
 
     running: int
     waiting: int
-    """Ready to run, without a core. That includes `offered_ns` of the pool: threads that waited for others and had
-    offered their cores, so that nothing was lost."""
+    """Time for which it was ready to run, but had no core. Includes the pool's `offered_ns`: time that threads waiting
+    for others were away from cores that they had yielded, when nothing was lost."""
 
 
 class ThreadPolicy:
-    """Chooses the number of threads for the runs of one library, all called from one thread.
+    """Chooses the number of threads for the runs of one library. All runs must come from one thread.
 
     Args:
-        library: whose pool computes.
-        max_threads: most threads, the caller's included.
-        clock: seconds; replaced by tests.
+        library: its thread pool computes.
+        max_threads: maximum number of threads, including the caller's.
+        clock: time in seconds; replaced by tests.
         root: parent of `proc`; replaced by tests.
     """
 
@@ -81,7 +81,7 @@ class ThreadPolicy:
         """Return the number of threads for the next run.
 
         Args:
-            work: its approximate number of multiplications.
+            work: approximate number of multiplications of the run.
         """
         if work < SMALL_WORK or self._max == 1:
             return 1
@@ -91,8 +91,8 @@ class ThreadPolicy:
         return self._count
 
     def _end_window(self, now: float) -> None:
-        """Decide by the counters of this window, and begin the next one."""
-        # perf: each file is read once, for the window that ends and the one that begins.
+        """Decide from the counters of this window, and begin the next one."""
+        # perf: each file is read once, for both the window that ends and the one that begins.
         usage, idle_ticks, offered_ns = self._read_usage(), self._read_idle_ticks(), self._read_offered_ns()
         idle_s = (idle_ticks - self._idle_ticks) / os.sysconf("SC_CLK_TCK")
         lost_share = _lost_share(self._usage, usage, offered_ns - self._offered_ns)
@@ -115,7 +115,7 @@ class ThreadPolicy:
             self._retry_s = RETRY_S
 
     def _read_usage(self) -> dict[int, Usage]:
-        """Return the scheduler statistics by thread, without threads for which the kernel has none."""
+        """Return the scheduler statistics by thread, without threads that have none."""
         usage = {}
         for thread in self._threads():
             try:
@@ -131,7 +131,8 @@ class ThreadPolicy:
         return [threading.get_native_id(), *numbers[: self._ids(numbers, self._max)]]
 
     def _read_idle_ticks(self) -> int:
-        """Return the total time for which the cores of these threads were idle or waiting for a disk."""
+        """Return the total time for which the cores of these threads were idle or waiting for a disk, in clock
+        ticks."""
         cores: set[str] = set()
         for thread in self._threads():
             # A bound caller may run on one core only, which it keeps busy itself.
@@ -146,7 +147,7 @@ class ThreadPolicy:
 
 
 def _lost_share(before: dict[int, Usage], now: dict[int, Usage], offered_ns: int) -> float:
-    """Return the total time that threads lost by waiting for cores, as a share of the busiest thread's work."""
+    """Return the total time that threads lost waiting for cores, relative to the work of the busiest thread."""
     spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
     busiest = max((running + waiting for running, waiting in spent), default=0)
     return max(0, sum(waiting for _, waiting in spent) - offered_ns) / busiest if busiest else 0.0
@@ -156,7 +157,7 @@ def bind_threads(library: NativeLibrary, cpus: Sequence[int]) -> None:
     """Bind the calling thread to the first core, and the pool's threads to the others, one each.
 
     Raises:
-        OSError: the system refuses, because there is no such core or this process may not use it.
+        OSError: the system refuses, because a core does not exist or this process may not use it.
     """
     bind = library.function("bind_threads", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int32)
     error = bind((ctypes.c_int64 * len(cpus))(*cpus), len(cpus))

@@ -1,8 +1,8 @@
 """Tracing: proxies for tensors whose rows are the tokens of a step.
 
-As with torch.fx, a model's `forward` gets a `Value` where it expects a tensor, and operations record themselves instead
-of computing. A `Value` supports only what decoders do between two operations: splitting columns and adding. Nothing is
-computed and no memory is owned.
+As with torch.fx, a model's `forward` is called with a `Value` in place of each tensor, and operations record themselves
+instead of computing. A `Value` supports only what decoders do between two operations: splitting columns and adding.
+Nothing is computed and no memory is owned.
 """
 
 import math
@@ -17,7 +17,7 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.quantize.scaling import Scaling
 
 ROWS = -1
-"""The first dimension of every value: as many rows as the step has."""
+"""First dimension of every value: the number of rows of the step."""
 
 
 class RecordedDevice:
@@ -31,11 +31,11 @@ RECORDED = RecordedDevice()
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Columns that one operation writes."""
+    """Columns written by one operation."""
 
     width: int
     type: torch.dtype = torch.float32
-    """The storage type. Buffers that only linear layers read become 16 bits when the program is built."""
+    """Storage type. Buffers that only linear layers read become 16-bit when the program is built."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,7 +45,7 @@ class Value:
     recorder: "Recorder"
     buffer: Buffer
     start: int
-    """The first column."""
+    """Index of the first column in the buffer."""
     dims: tuple[int, ...]
 
     @property
@@ -55,22 +55,22 @@ class Value:
 
     @property
     def ndim(self) -> int:
-        """Dimensions, that of the rows included."""
+        """Number of dimensions, including that of the rows."""
         return 1 + len(self.dims)
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return math.prod(self.dims)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's type. How the value is stored is the program's business."""
+        """The model's dtype. The program decides how the value is stored."""
         return self.recorder.dtype
 
     @property
     def device(self) -> RecordedDevice:
-        """Where operations find their recording function."""
+        """Device under which operations look up their recording function."""
         return RECORDED
 
     def split(self, sizes: Sequence[int], dim: int) -> "list[Value]":
@@ -100,7 +100,7 @@ class Value:
         return [Value(self.recorder, self.buffer, self.start + index * step, dims) for index in range(count)]
 
     def float(self) -> "Value":
-        """A no-op: sums are float32."""
+        """Return itself: sums are float32 anyway."""
         return self
 
     def __add__(self, other: "Value") -> "Value":
@@ -124,35 +124,36 @@ class Ids:
 
     @property
     def device(self) -> RecordedDevice:
-        """Where operations find their recording function."""
+        """Device under which operations look up their recording function."""
         return RECORDED
 
     def __add__(self, offset: int) -> "Ids":
-        """Shift the numbers."""
+        """Add to the offset."""
         return Ids(self.recorder, self.source, self.offset + offset)
 
 
 Bind = Callable[[list[Matrix], list[Matrix]], Arguments]
-"""Makes the arguments of an operation from the addresses of its inputs and outputs."""
+"""Makes the arguments of an operation from its input and output matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an operation wants its first input stored."""
+    """How an operation needs its first input stored."""
 
     type: torch.dtype
     group_size: int = 0
-    """Numbers that share a scale, for levels."""
+    """Elements that share a scale, if stored as levels."""
     order_address: int | None = None
-    """Of the columns of levels, an int32 permutation that the operation keeps alive; None: as they are."""
+    """Address of an int32 permutation of the columns, for levels, kept alive by the operation; `None` if not
+    permuted."""
     scaling: Scaling = "magnitude"
-    """Of levels."""
+    """How the scale of a group of levels is chosen."""
     static_scale: float | None = None
-    """Of all levels; None: of each group, by `scaling`."""
+    """Scale of all levels; `None` if each group has its own, chosen by `scaling`."""
 
     @property
     def has_levels(self) -> bool:
-        """Whether it is stored as levels with scales and sums of groups; otherwise as floats."""
+        """Whether it is stored as quantized levels with scales and sums of groups; otherwise as floats."""
         return not self.type.is_floating_point
 
 
@@ -161,41 +162,43 @@ class Node:
     """One operation of a program that is being built."""
 
     operation: str
-    """The C function, without its prefix."""
+    """Name of the C function, without its prefix."""
     inputs: list[Value]
     outputs: list[Buffer]
     bind: Bind
     is_row_wise: bool
-    """Whether every thread only reads and writes the rows of its own share."""
+    """Whether every thread reads and writes only the rows of its own share."""
     is_early: bool = False
-    """Whether a thread may begin with it while others are busy with the operation before, unless it reads what that one
-    writes."""
+    """Whether a thread may begin it while others still compute the operation before it; not if it reads that
+    operation's output."""
     mixes_rows: bool = False
-    """Whether it must run for all rows of a step: a row's result depends on others, or other processes take part."""
+    """Whether it must run for all rows of a step: a row's result depends on other rows, or other processes take
+    part."""
     in_place: int | None = None
-    """The input that the first output may overwrite, if nothing reads it afterwards."""
+    """Index of the input that the first output may overwrite if nothing reads it afterwards."""
     keeps: list[Any] = field(default_factory=list)
     """Objects to keep alive as long as the program."""
     wants: Form | None = None
-    """How the first input must be stored; None: as float32, like all others."""
+    """How the first input must be stored; `None` if as float32, like all others."""
     takes_bf16: bool = False
-    """Whether the inputs may also be bfloat16, if others want them so."""
+    """Whether the inputs may also be bfloat16, if another reader needs that."""
     work: int = 0
-    """Multiplications per row, if there are many."""
+    """Multiplications per row, for operations with many."""
     activation: str | None = None
-    """Its name as an epilogue of a linear layer, if it can be one."""
+    """Name of this activation as an epilogue of a linear layer; `None` if it cannot be one."""
     absorb: "Callable[[Node], Node | None] | None" = None
-    """Given the only reader of its output, returns a fused node, or None."""
+    """Returns a node fused with the given node, which is the only reader of the output; `None` if they cannot be
+    fused."""
     max_rows: int | None = None
-    """Rows for which there is memory that other processes share; None: it needs none."""
+    """Maximum rows of a step, limited by memory shared with other processes; `None` if there is no such limit."""
 
 
 class Recorder(Protocol):
-    """The program that is being recorded, as values and operations see it."""
+    """The program being recorded, as values and operations see it."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's type."""
+        """The model's dtype."""
 
     def append(self, node: Node, dims: tuple[int, ...]) -> Value:
         """Add an operation and return its first output as a value of shape (ROWS, *dims)."""
@@ -204,7 +207,7 @@ class Recorder(Protocol):
         """Add an operation that does not write to buffers."""
 
     def add(self, left: Value, right: Value) -> Value:
-        """Record a sum."""
+        """Record a sum of two values."""
 
 
 def value_of(tensor: Tensor) -> Value:
