@@ -1,7 +1,7 @@
-"""Applies the result of a step: appends tokens, sends them, and ends requests.
+"""Applies the result of a step: appends and sends tokens, and ends requests.
 
 perf: most results hold one token per request, which only has to be appended and sent. `accept()` does that without a
-call; a request's `next_commit_check` and `stop_tokens` say when there is more to do.
+function call per request. `next_commit_check` and `stop_tokens` of a request say when more must be done.
 """
 
 from collections import deque
@@ -49,14 +49,14 @@ class StepOwner(Protocol):
 
 
 class Acceptance:
-    """Takes the results of one scheduler's steps.
+    """Applies the results of one scheduler's steps.
 
     Args:
-        owner: has the cache, where blocks with bad contents are invalidated, the running requests, the slots of
-            adapters and the steps in flight.
-        hooks: may change why a request finishes.
-        counters: of tokens and failures; updated.
-        clock: in seconds.
+        owner: the scheduler's cache, running requests, adapter slots and steps in flight. Corrupt blocks are
+            invalidated in the cache.
+        hooks: may change a request's finish cause.
+        counters: counters of tokens and failures; updated.
+        clock: returns the time in seconds.
         finish: ends a request whose output is complete.
         fail: ends a request that cannot continue.
     """
@@ -82,7 +82,7 @@ class Acceptance:
         self._fail = fail
 
     def accept(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """Take the result of a step and return the events for the frontends."""
+        """Apply the result of a step and return the events for the frontends."""
         for request in record.unsampled:
             request.num_in_flight -= 1
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
@@ -94,7 +94,7 @@ class Acceptance:
         return events
 
     def _accept_each(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """Take the result of a step with one token of each request, and nothing else."""
+        """Apply a result that holds exactly one token per request and nothing else."""
         events: list[ClientEvent] = []
         streamed: list[Request] = []
         for request, token_id in zip(record.sampling, result.token_ids, strict=True):
@@ -110,7 +110,7 @@ class Acceptance:
         return streamed_events(streamed) + events
 
     def _accept_all(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """Take the result of a step with several tokens of one request, logprobs, faults or pooled results."""
+        """Apply a result with several tokens per request, logprobs, faults or pooled outputs."""
         outputs = iter(result.pooled)
         sampling = [chunk for chunk in record.chunks if chunk[1].num_samples]
         counts = result.counts or [1] * len(sampling)
@@ -126,7 +126,7 @@ class Acceptance:
             is_short = request.state is RequestState.RUNNING and num_wrong > 0
             states = self._cache.states
             if states is not None and scheduled.num_samples > 1 and states.goes_back(request):
-                # A recurrent state has no positions: what was right is computed again, from the state before the step.
+                # A recurrent state cannot be truncated: accepted tokens are recomputed from the state before the step.
                 states.end_drafts(request, are_right=not num_wrong)
                 num_wrong = scheduled.num_tokens
             if is_short:
@@ -142,7 +142,7 @@ class Acceptance:
         return events
 
     def _accept_pooled(self, request: Request, output: PooledOutput) -> list[ClientEvent]:
-        """End a request with a result in place of tokens."""
+        """End a request with a pooled output instead of tokens."""
         if request.state is RequestState.FINISHED:
             return []
         request.time_first_token = self._clock()
@@ -151,7 +151,7 @@ class Acceptance:
     def _accept(
         self, request: Request, token_ids: list[TokenId], logprobs: Sequence[TokenLogprobs | None]
     ) -> list[ClientEvent]:
-        """Append sampled tokens, up to the first that ends the request, and send them."""
+        """Append sampled tokens, up to the first one that ends the request, and send them."""
         if request.state is RequestState.FINISHED:
             return []
         num_accepted, cause = 0, None
@@ -177,7 +177,7 @@ class Acceptance:
         return events
 
     def _fail_faulty(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """End the requests that the workers have found at fault."""
+        """Fail the requests for which the workers have reported a fault."""
         faults = {fault.slot: fault for fault in result.faults}
         events = []
         for request, scheduled in record.chunks if faults else ():
@@ -188,7 +188,7 @@ class Acceptance:
         return events
 
     def _fail_adapters(self, record: StepRecord, faults: Sequence[AdapterFault]) -> list[ClientEvent]:
-        """End the requests whose adapters could not be loaded, and forget what was computed without them."""
+        """Fail the requests whose adapters could not be loaded, and invalidate what was computed without them."""
         events = []
         for fault in faults:
             for request in self._adapters.fail(fault, [record, *self._in_flight], self._batch.requests):

@@ -1,6 +1,7 @@
-"""`AdapterSlots`: which LoRA adapter each slot of the workers holds, which requests may start, and what must be loaded.
+"""`AdapterSlots`: the LoRA adapter in each worker slot, which requests may start, and which adapters must be loaded.
 
-Loads take place between steps, in the order of the plans, so the slots are known here before a worker has read a file.
+Workers load adapters between steps, in plan order. So the scheduler knows what each slot will hold before a worker has
+read the file.
 """
 
 from collections.abc import Iterable
@@ -11,18 +12,18 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.protocol.adapters import NO_ADAPTER, Adapter, AdapterFault, AdapterLoad
 
 MAX_BYPASS = 64
-"""Requests with other adapters that may start before one that finds no slot. Then a slot gets no new users until it is
-free, so nothing starves; slots do not change hands more often, because each change costs a load."""
+"""How many requests with other adapters may overtake a request that finds no slot. After that, one slot accepts no new
+users until it is free, so no request starves. The limit is high because each change of adapter costs a load."""
 
 
 class AdapterSlots:
-    """The slots of one engine.
+    """The adapter slots of one engine.
 
-    A slot holds its adapter when its last user has left, until another adapter takes it: the one that has been without
-    users for longest. Requests without an adapter are never delayed.
+    A slot keeps its adapter after its last user has left. The slot that has been unused for longest is given to the
+    next adapter. Requests without an adapter are never delayed.
 
     Args:
-        num_slots: `max_loras`; 0: the engine has no adapters.
+        num_slots: `max_loras`; 0 if the engine has no adapters.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -30,30 +31,30 @@ class AdapterSlots:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what the slots hold, and everything else: the workers are new."""
+        """Forget all slots and loads: the workers are new."""
         num_slots = self.num_slots
         self.adapters: list[Adapter | None] = [None] * num_slots
-        """What each slot holds after all plans; None: nothing."""
+        """The adapter that each slot holds once all plans are executed. None if empty."""
         self.num_users = [0] * num_slots
-        """Running requests of each slot."""
+        """Number of running requests per slot."""
         self._slot_of: dict[str, int] = {}
-        """By digest."""
+        """Slot of each adapter, by digest."""
         self._unused = dict.fromkeys(range(num_slots))
-        """Slots without users, those that have been for longest first."""
+        """Slots without users, the longest unused first."""
         self._loads: list[AdapterLoad] = []
         self._draining: int | None = None
-        """The slot that gets no new users while an earlier request has none."""
+        """The slot that accepts no new users because an earlier request needs one. None if there is no such slot."""
         self._delayed_order = -1
         self._num_bypassed = 0
-        """Requests that have started before the one with `_delayed_order`."""
+        """Number of requests that have overtaken the request with `_delayed_order`."""
 
     def names(self, heads: Iterable[LiveRequest]) -> tuple[list[str], list[str]]:
-        """Return the names of the adapters of running and of waiting requests; `heads` as for `choose`."""
+        """Return the adapter names of running and of waiting requests; `heads` as for `choose`."""
         used = [one.name for one, count in zip(self.adapters, self.num_users, strict=True) if one and count]
         return sorted(used), sorted({head.adapter.name for head in heads if head.adapter})
 
     def choose(self, heads: Iterable[LiveRequest]) -> tuple[LiveRequest | None, LiveRequest | None]:
-        """Return which waiting request may start first, and the first before it that finds no slot.
+        """Return the waiting request that may start first, and the first one before it that finds no slot.
 
         Args:
             heads: the first waiting request of each adapter.
@@ -68,11 +69,11 @@ class AdapterSlots:
         return None, delayed
 
     def enter(self, request: Request, delayed: LiveRequest | None) -> None:
-        """Give a request that starts the slot of its adapter, which is loaded first unless it is there.
+        """Give a starting request the slot of its adapter. If no slot holds the adapter, it is loaded.
 
         Args:
-            request: one that `choose` has returned.
-            delayed: the other result.
+            request: the request that `choose` returned.
+            delayed: the second result of `choose`.
         """
         adapter = request.adapter
         if adapter is None:
@@ -87,7 +88,7 @@ class AdapterSlots:
         request.adapter_slot = slot
 
     def leave(self, request: Request) -> None:
-        """Note that a request does not run any more."""
+        """Note that a request has stopped running."""
         slot, request.adapter_slot = request.adapter_slot, NO_ADAPTER
         if slot == NO_ADAPTER:
             return
@@ -96,7 +97,7 @@ class AdapterSlots:
             self._unused[slot] = None
 
     def take_loads(self) -> list[AdapterLoad]:
-        """Return the loads since the last call, for the plan that is finished."""
+        """Return the loads since the last call, for the plan being finished."""
         loads, self._loads = self._loads, []
         return loads
 
@@ -104,13 +105,13 @@ class AdapterSlots:
         """Empty a slot whose load has failed.
 
         Args:
-            fault: of the load.
-            steps: that of the load and those planned after it.
+            fault: why the load failed.
+            steps: the step with the load and the steps planned after it.
             running: all running requests.
 
         Returns:
-            The requests that were computed without their adapter, whatever has become of them since, and those that
-            have the slot and no step computes yet.
+            The requests that were computed without their adapter, in whatever state they are now, and those that use
+            the slot but are in no step yet.
         """
         requests = [request for record in steps for request in record.requests]
         if self._slot_of.get(fault.digest) == fault.slot:  # otherwise another adapter has taken the slot since

@@ -1,9 +1,9 @@
-"""The running requests: which of them decode, which prefill, and how many blocks they need next.
+"""The running requests: which decode, which prefill, and how many blocks they need next.
 
-perf: in most steps every request decodes one token and nothing else changes. So the totals are updated incrementally,
-and `decode()` is the only loop over all requests: it does more than count only for a request whose `next_plan_check`
-is reached. Only where plans have several steps, or requests wait for their last tokens, others follow:
-`max_decode_steps()`, `hold()` and `resume()`.
+perf: in most steps every request decodes one token and nothing else changes. So totals are updated incrementally, and
+`decode()` is the only loop over all requests. It does extra work only for requests that have reached `next_plan_check`.
+`max_decode_steps()`, `hold()` and `resume()` also loop, but only with multi-step plans or requests that wait for their
+last token.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,12 +18,13 @@ from octavo.protocol.steps import Scheduled
 class RunningBatch:
     """All running requests, in order.
 
-    A request decodes if one token is left to compute, and prefills if there are more: of its prompt, or recomputed
-    after a preemption. A request that the tokens in flight are certain to finish is in neither list.
+    A request decodes if one token is left to compute. It prefills if more are left: of its prompt, or to recompute
+    after a preemption. A request that the tokens in flight will certainly finish is in neither list.
 
     Args:
-        cache: gives the blocks.
-        awaits_tokens: whether a request may be extended only when its last token is known. It decodes all the same.
+        cache: allocates blocks.
+        awaits_tokens: whether a request may be extended only when its last token is known. It counts as decoding
+            meanwhile.
     """
 
     def __init__(self, cache: PrefixCache, *, awaits_tokens: bool = False) -> None:
@@ -33,15 +34,15 @@ class RunningBatch:
         self.prefilling = OrderedRequests[Request]()
         """Requests that prefill."""
         self.grown: dict[Request, None] = {}
-        """Requests that may have blocks that the workers do not know yet."""
+        """Requests that may have blocks that were not yet sent to the workers."""
         self._decoding_orders: list[int] = []
         self._num_awaiting = 0
-        """Requests that decode and wait for their last token to become known."""
+        """Number of requests that decode and wait for their last token to become known."""
         self._awaits_tokens = awaits_tokens
         self.num_to_resume = 0
-        """Requests with `awaits_token`, decoding or not. perf: `resume` looks at requests only while there are some."""
+        """Number of requests with `awaits_token`, decoding or not. perf: `resume` loops only if there are any."""
         self._num_lacking = 0
-        """Decoding requests whose next token needs a new block of each group."""
+        """Number of decoding requests whose next token needs a new block in each group."""
         self._cache = cache
 
     @property
@@ -50,34 +51,34 @@ class RunningBatch:
         return self._cache.states is not None
 
     def add(self, request: Request) -> None:
-        """Add a request that starts. In its first step it prefills, however few tokens are left to compute."""
+        """Add a request that starts. It prefills in its first step, even if only one token is left to compute."""
         self.requests.add(request)
         self.prefilling.add(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that ends or is preempted. It still has its blocks."""
+        """Remove a request that ends or is preempted. It keeps its blocks."""
         self.requests.remove(request)
         self.grown.pop(request, None)
         self._leave(request)
         self._set_awaits_token(request, False)
 
     def withdraw(self, request: Request) -> None:
-        """Take a running request out while its number of computed tokens changes; `update` puts it back."""
+        """Take a running request out of its list while its number of computed tokens changes; `update` puts it back."""
         self._leave(request)
 
     def update(self, request: Request) -> None:
-        """Classify a running request again, because its number of uncomputed tokens or of blocks has changed."""
+        """Reclassify a running request after its number of uncomputed tokens or blocks has changed."""
         self._leave(request)
         self._enter(request)
 
     @property
     def num_decoding(self) -> int:
-        """Requests that decode, whether they may be extended at the moment or not."""
+        """Number of requests that decode, including those that wait for their last token."""
         return len(self.decoding) + self._num_awaiting
 
     @property
     def num_held(self) -> int:
-        """Requests that decode and wait for their last token."""
+        """Number of requests that decode and wait for their last token."""
         return self._num_awaiting
 
     def hold(self, request: Request) -> None:
@@ -90,7 +91,7 @@ class RunningBatch:
                 self._enter(request)
 
     def resume(self, requests: Iterable[Request]) -> None:
-        """Let requests be extended again whose last tokens have become known, if they still decode."""
+        """Make requests extendable again whose last tokens have become known, if they still decode."""
         if self._awaits_tokens or self.num_to_resume:
             for request in requests:
                 if request.num_pending_tokens:
@@ -102,28 +103,29 @@ class RunningBatch:
 
     @property
     def num_reserved_blocks(self) -> int:
-        """The free blocks that running requests need for the tokens they have, computed or not.
+        """Number of free blocks that running requests need for their tokens, computed or not.
 
-        What a prompt still needs is counted whole, so that two prompts that do not fit together never
-        start together and then push each other out.
+        The rest of a prompt counts completely. Otherwise two prompts that do not fit together could start together and
+        preempt each other.
         """
         num_missing = self._cache.num_missing_blocks
         num_decoding = self._num_lacking * self._cache.num_groups
         return num_decoding + sum([num_missing(request, request.num_tokens) for request in self.prefilling])
 
     def victim(self) -> Request | None:
-        """Return the request to preempt before the next step, None when the free blocks suffice.
+        """Return the request to preempt before the next step. Return None if the free blocks suffice.
 
-        A preempted request loses no token: prompt and outputs are recomputed when it runs again. The first in order is
-        never chosen unless it is alone, and alone it fits: so it always proceeds.
+        A preempted request loses no token: its prompt and outputs are recomputed when it runs again. The first request
+        is never preempted unless it is the only one, and a single request always fits. So the first request always
+        progresses.
         """
         return None if self.num_reserved_blocks <= self._cache.pool.num_free else self.requests.last
 
     def max_decode_steps(self, most: int) -> int:
-        """Return by how many tokens all decoding requests may be extended at once: as many as there are blocks for.
+        """Return by how many tokens the free blocks allow all decoding requests to be extended at once.
 
         Args:
-            most: at least 1.
+            most: upper limit; at least 1.
         """
         num_steps, states = most, self._cache.states
         for request in self.decoding:
@@ -144,12 +146,12 @@ class RunningBatch:
         return max(1, bisect_right(range(1, num_steps), num_free, key=num_new_blocks))
 
     def decode(self, num_requests: int, num_steps: int = 1) -> tuple[list[Request], list[Scheduled], list[Request]]:
-        """Extend the first decoding requests by one token for each of some steps.
+        """Extend the first decoding requests by one token for each step.
 
-        With several steps they are not extended again until it is known how many tokens they have got.
+        With several steps, the requests are not extended again until their new tokens are known.
 
         Returns:
-            The requests, what the step computes of each, and those whose `next_plan_check` was reached.
+            The requests, what the step computes for each, and the requests that reached `next_plan_check`.
         """
         requests = self.decoding[:num_requests]
         checked: list[Request] = []
@@ -180,15 +182,15 @@ class RunningBatch:
         return requests, scheduled, checked
 
     def may_speculate_for(self, request: Request) -> bool:
-        """Return whether drafts may follow the tokens that the next step computes of a running request."""
+        """Return whether drafts may follow the tokens that the next step computes for a running request."""
         states = self._cache.states
         return request.is_decoding or (states is not None and states.goes_back(request))
 
     def add_drafts(self, request: Request, num_draft_tokens: int) -> int:
-        """Extend a request, of which this step computes all known tokens, by drafts, as far as blocks are to spare.
+        """Extend a request by drafts, as far as spare blocks allow. This step computes all of its known tokens.
 
         Returns:
-            The number of drafts.
+            The number of drafts added.
         """
         size, end = self._cache.block_size, request.num_computed_tokens
         num_draft_tokens = min(num_draft_tokens, request.max_num_tokens - (end + 1))
@@ -198,7 +200,7 @@ class RunningBatch:
             num_spare = self._cache.pool.num_free - self.num_reserved_blocks
             num_spare += (
                 self.lacks_block(request) * self._cache.num_groups
-            )  # those that the request has reserved itself
+            )  # the blocks that are reserved for this request
             if self._cache.num_missing_blocks(request, end + num_draft_tokens) > num_spare:
                 num_draft_tokens = request.num_blocks * size - end
         if num_draft_tokens <= 0:
@@ -220,7 +222,7 @@ class RunningBatch:
         request.awaits_token = awaits_token
 
     def _check(self, request: Request, end: int) -> None:
-        """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""
+        """Allocate and hash the blocks that are due when a decoding request grows to `end` tokens."""
         self._num_lacking -= self.lacks_block(request)
         self._cache.extend(request, end)
         request.num_computed_tokens = end
@@ -229,7 +231,7 @@ class RunningBatch:
         self._set_next_check(request)
 
     def lacks_block(self, request: Request) -> bool:
-        """Return whether the next token of a request needs a new block of each group, if it decodes."""
+        """Return whether a request decodes and its next token needs a new block in each group."""
         return request.is_decoding and request.num_computed_tokens == request.num_blocks * self._cache.block_size
 
     def _set_next_check(self, request: Request) -> None:
@@ -239,7 +241,7 @@ class RunningBatch:
             request.next_plan_check = min(request.num_blocks * self._cache.block_size, request.max_num_tokens - 1)
 
     def _enter(self, request: Request) -> None:
-        """Put a request where its number of missing tokens belongs."""
+        """Put a request into the list that matches its number of uncomputed tokens."""
         if request.num_tokens >= request.max_num_tokens:
             return
         if not request.lacks_a_decode:
@@ -270,6 +272,6 @@ class RunningBatch:
         self._decoding_orders.insert(index, request.order)
 
     def _place(self, request: Request) -> int | None:
-        """Return where a request is among those that may be extended, None if it is not."""
+        """Return the index of a request in `decoding`. Return None if it is not there."""
         index = bisect_left(self._decoding_orders, request.order)
         return index if index < len(self.decoding) and self.decoding[index] is request else None

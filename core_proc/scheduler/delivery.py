@@ -15,11 +15,11 @@ from octavo.protocol.stats import RequestTimings
 from octavo.protocol.steps import StepResult
 
 ClientEvent = tuple[bytes, StepEvent]
-"""A frontend's identity and an event for it."""
+"""The identity of a frontend and an event for it."""
 
 
 def collect_prompt_logprobs(record: StepRecord, result: StepResult) -> None:
-    """Keep the logprobs of prompts until the first token goes out."""
+    """Collect the logprobs of prompts until they are sent with the first token."""
     if not result.prompt_logprobs:
         return
     by_slot = {scheduled.slot: request for request, scheduled in record.chunks}
@@ -30,7 +30,7 @@ def collect_prompt_logprobs(record: StepRecord, result: StepResult) -> None:
 
 
 def is_plain_stream(request: Request) -> bool:
-    """Return whether each further token is sent at once, without logprobs and without checks of the output."""
+    """Return whether each further token is sent at once, without logprobs or checks of the output."""
     sampling = request.sampling
     return (
         request.time_first_token > 0.0
@@ -42,7 +42,7 @@ def is_plain_stream(request: Request) -> bool:
 
 
 def streamed_events(requests: Iterable[Request]) -> list[ClientEvent]:
-    """Return one event for each frontend with the last tokens of its plain streams."""
+    """Return one event per frontend with the latest token of each of its plain streams."""
     by_client: defaultdict[bytes, list[Request]] = defaultdict(list)
     for request in requests:
         by_client[request.client].append(request)
@@ -63,13 +63,13 @@ def streamed_events(requests: Iterable[Request]) -> list[ClientEvent]:
 def output_events(
     request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs], clock: Callable[[], float]
 ) -> list[ClientEvent]:
-    """Return the events for new tokens; [] if they are kept for a later message (`stream_interval`).
+    """Return the events for new tokens. The list is empty if the tokens wait for a later message (`stream_interval`).
 
     Args:
-        request: whose tokens they are.
-        token_ids: one or more.
-        logprobs: one entry per token; empty: not requested.
-        clock: in seconds.
+        request: the request that generated the tokens.
+        token_ids: at least one.
+        logprobs: one entry per token. Empty if not requested.
+        clock: returns the time in seconds.
     """
     is_first = not request.time_first_token
     if is_first:
@@ -86,16 +86,16 @@ def output_events(
 def tokens_event(
     request: Request, token_ids: list[TokenId], logprobs: list[TokenLogprobs] | None, times: list[float]
 ) -> ClientEvent:
-    """Return the event for a request's next tokens. The first one carries the logprobs of the prompt.
+    """Return the event for a request's next tokens. The first event carries the logprobs of the prompt.
 
     Args:
-        request: whose tokens they are.
-        token_ids: not sent before.
-        logprobs: one entry per token; None: not requested.
-        times: when each token was known, on the core's clock; empty: now.
+        request: the request that generated the tokens.
+        token_ids: tokens that were not sent before.
+        logprobs: one entry per token. None if not requested.
+        times: when each token became known, on the core's clock. Empty if now.
 
     Raises:
-        ProtocolError: the workers have not returned the logprobs of the whole prompt.
+        ProtocolError: the workers have not returned logprobs for the complete prompt.
     """
     tokens = Tokens(
         request_id=request.request_id,
@@ -110,7 +110,7 @@ def tokens_event(
 
 
 def pending_output_event(request: Request) -> ClientEvent:
-    """Return the event for the tokens that were kept back, and clear them."""
+    """Return the event for the tokens that were held back, and clear them."""
     pending_output, request.pending_output = request.pending_output, None
     assert pending_output is not None, "no tokens were kept back"
     return tokens_event(request, pending_output.token_ids, pending_output.logprobs or None, pending_output.times)
@@ -119,7 +119,7 @@ def pending_output_event(request: Request) -> ClientEvent:
 def finished_event(
     request: LiveRequest, cause: FinishCause, now: float, result: PooledOutput | None = None
 ) -> ClientEvent:
-    """Return the event for a finished request; `now` is on the core's clock."""
+    """Return the event for a finished request. `now` is on the core's clock."""
     finished = Finished(
         request_id=request.request_id,
         reason=cause.reason,

@@ -1,4 +1,4 @@
-"""A step under construction, and what it becomes: the `StepPlan` for the workers and the record for `commit()`."""
+"""A step under construction, and its results: the `StepPlan` for the workers and the `StepRecord` for `commit()`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,53 +15,53 @@ from octavo.protocol.steps import POOLED, Admitted, Appended, BlockCopy, Schedul
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step in flight, as `commit()` needs it."""
+    """A step in flight: what `commit()` needs."""
 
     sequence: int
     requests: list[Request]
     scheduled: list[Scheduled]
-    """What the step computes of each request."""
+    """What the step computes for each request, in the order of `requests`."""
     sampling: list[Request]
-    """The requests whose next tokens it samples, in the same order."""
+    """The requests for which the step samples a token, in the same order."""
     unsampled: list[Request]
-    """The others: the step ends in the middle of their prompts."""
+    """The requests for which no token is sampled: the step ends in the middle of their prompts."""
     awaits_input: bool
-    """True until a step hook has sent the workers what they need to sample."""
+    """True until a step hook has sent the workers the input that sampling needs."""
     num_tokens: int
-    """Tokens computed, of all requests."""
+    """Number of tokens computed for all requests."""
     num_decode_tokens: int
-    """Those among them that are outputs, computed one per request and step, and drafts of those that follow."""
+    """Number of these tokens that are outputs, computed one per request and step, or drafts after outputs."""
     draft_tokens: list[tuple[SlotId, IdArray]] = field(default_factory=list)
-    """Those that it verifies, in the order of their requests."""
+    """Draft tokens that the step verifies, in the order of their requests."""
     num_steps: int = 1
     """See `StepPlan.num_steps`."""
     encodes: bool = False
-    """Whether it encodes media, which takes longer than its tokens."""
+    """Whether the step encodes media, which takes longer than its number of tokens suggests."""
     is_ahead: bool = False
-    """Whether it was planned while another step was in flight."""
+    """Whether the step was planned while another one was in flight."""
 
     @property
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
-        """Pairs of a request and what the step computes of it."""
+        """Pairs of a request and what the step computes for it."""
         return zip(self.requests, self.scheduled, strict=True)
 
     @property
     def only_decodes(self) -> bool:
-        """Whether each of its requests gets one token from each of its steps, and none verifies drafts."""
+        """Whether every request gets one token from each step and no drafts are verified."""
         return self.num_decode_tokens == self.num_tokens and not self.draft_tokens
 
     def sampled(self, result: StepResult) -> Iterator[tuple[Request, TokenId]]:
-        """Iterate over the tokens of a result, with the request of each."""
+        """Yield the tokens of a result, each with its request."""
         requests: Iterable[Request] = self.sampling
         if result.counts:
             requests = chain.from_iterable(map(repeat, self.sampling, result.counts))
         return zip(requests, result.token_ids, strict=True)
 
     def check(self, result: StepResult) -> None:
-        """Verify that a result can be the result of this step.
+        """Verify that a result can belong to this step.
 
         Raises:
-            ProtocolError: it has another number of tokens or logprobs.
+            ProtocolError: the number of tokens, logprobs or pooled vectors does not match.
         """
         num_tokens, num_requests = len(result.token_ids), len(self.sampling)
         is_sound = len(result.logprobs) in (0, num_tokens) and result.token_ids.count(POOLED) == len(result.pooled)
@@ -88,20 +88,20 @@ class StepBuilder:
         self.num_steps = 1
         """See `StepPlan.num_steps`."""
         self.decodes: list[Request] = []
-        """Requests that are extended by one token in each step."""
+        """Requests that are extended by one token per step."""
         self.scheduled: list[Scheduled] = []
-        """What the step computes of all other requests."""
+        """What the step computes for the requests of `decodes`; `finish` adds the prefilling ones."""
         self.num_decode_tokens = 0
-        """Decodes that compute an output; the others compute the last token of a prompt."""
+        """Tokens of decodes that compute an output. The other decodes compute the last token of a prompt."""
         self.draft_tokens: list[tuple[SlotId, IdArray]] = []
-        """What may follow the last tokens of requests, in the same order."""
+        """Drafts that follow the last tokens of requests, by slot, in the order of the requests."""
         self.num_draft_tokens = 0
-        """Those after decodes."""
+        """Number of drafts after decodes."""
         self.num_drafts = 0
         """See `StepPlan.num_drafts`."""
         self.state_moves: list[StateMove] = []
         self.num_next_blocks = 0
-        """New blocks that the decodes need for the step after this one, in all groups."""
+        """Number of new blocks that the decodes need for the step after this one, over all groups."""
         self.admitted: list[Request] = []
         self.adapter_loads: list[AdapterLoad] = []
         self.copies_out: list[BlockCopy] = []
@@ -111,46 +111,47 @@ class StepBuilder:
         self.media: StepMedia | None = None
         self.has_preempted = False
         self.num_spare_blocks = 0
-        """Free blocks that no running request will need for the tokens it has; counted by admission."""
+        """Free blocks that no running request needs for its tokens; computed by admission."""
         self.may_await_input = True
         """False if no live request needs step input."""
         self._starts: dict[Request, int] = {}
-        """The first position that the step computes of each prefilling request."""
+        """First position that the step computes, for each prefilling request."""
 
     @property
     def is_empty(self) -> bool:
-        """True while nothing is computed."""
+        """Whether nothing is computed so far."""
         return not self.decodes and not self._starts
 
     @property
     def prefills(self) -> list[Request]:
-        """The requests that the step computes something of, and that do not decode."""
+        """The requests in the step that prefill."""
         return list(self._starts)
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that the step computes something of."""
+        """All requests in the step."""
         return [*self.decodes, *self._starts]
 
     @property
     def num_tokens(self) -> int:
-        """What the step computes so far, of all requests."""
+        """Number of tokens that the step computes so far, for all requests."""
         prefilled = sum([request.num_computed_tokens - start for request, start in self._starts.items()])
         return sum([one.num_tokens for one in self.scheduled]) + prefilled
 
     def num_tokens_of(self, request: Request) -> int:
-        """Return how many tokens of a prefilling request this step computes so far."""
+        """Return how many tokens of a prefilling request the step computes so far."""
         start = self._starts.get(request)
         return 0 if start is None else request.num_computed_tokens - start
 
     def compute(self, request: Request, num_tokens: int) -> None:
-        """Compute `num_tokens` more tokens of a prefilling request."""
+        """Add `num_tokens` tokens of a prefilling request to the step."""
         self._starts.setdefault(request, request.num_computed_tokens)
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
     def add_drafts(self, request: Request, place: int | None, token_ids: IdArray) -> None:
-        """Verify drafts after all known tokens of a request; `place`: among the decodes, None: it is none."""
+        """Verify drafts after all known tokens of a request; `place` is its index in `decodes`, or None if it
+        prefills."""
         assert request.slot is not None
         num_draft_tokens = len(token_ids)
         if place is not None:
@@ -171,20 +172,20 @@ class StepBuilder:
         """Return the plan and its record, and count the step as in flight.
 
         Args:
-            sequence: the step's number.
-            released: slots given back since the plan before.
+            sequence: number of the step.
+            released: slots released since the last plan.
             grown: requests that may have new blocks.
-            sampled: tokens that not all workers know, and their requests.
+            sampled: tokens that not all workers know, with their requests.
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], list[Request]()
         num_tokens = len(self.decodes) * self.num_steps + self.num_draft_tokens
         num_decode_tokens = self.num_decode_tokens + self.num_draft_tokens
-        # Decodes have been counted as in flight by `RunningBatch.decode`.
+        # `RunningBatch.decode` has already counted decodes as in flight.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
             num_samples = 1 + request.num_uncertain_tokens if request.num_uncomputed_tokens == 0 else 0
-            request.num_pending_tokens += num_samples > 0  # drafts are pending already
+            request.num_pending_tokens += num_samples > 0  # drafts are already counted as pending
             (sampling if num_samples else unsampled).append(request)
             request.num_in_flight += 1
             num_tokens += num_computed
@@ -203,7 +204,7 @@ class StepBuilder:
             sampled=self._still_unknown(sampled) if sampled else [],
             adapter_loads=self.adapter_loads,
             draft_tokens=self.draft_tokens,
-            # perf: a step that computes outputs only has no look at its requests.
+            # perf: if a step computes only outputs, its requests need not be searched.
             prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
             copies_out=self.copies_out,
             copies_in=self.copies_in,
@@ -230,7 +231,8 @@ class StepBuilder:
         return plan, record
 
     def _still_unknown(self, sampled: Sequence[tuple[Request, TokenId]]) -> list[tuple[SlotId, TokenId]]:
-        """Return tokens by slot, without those of requests that have left or that enter with all of their tokens."""
+        """Return the tokens by slot, except for requests that have left or that are admitted now with all their
+        tokens."""
         admitted = frozenset(self.admitted)
         return [
             (request.slot, token_id)
@@ -258,7 +260,7 @@ def _admitted(request: Request) -> Admitted:
 
 
 def _step_embeds(requests: Sequence[Request], scheduled: Sequence[Scheduled]) -> StepEmbeds | None:
-    """Return the prompt embeddings among what a step computes of its requests."""
+    """Return the prompt embeddings within the positions that a step computes."""
     builder = StepEmbedsBuilder()
     for request, part in zip(requests, scheduled, strict=True):
         if request.prompt_embeds is not None:

@@ -1,4 +1,4 @@
-"""`StepHistory`: sizes and times of the latest steps, for the dashboard. No decision depends on it."""
+"""`StepHistory`: sizes and durations of the latest steps, for the dashboard. No decision depends on it."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.protocol.snapshot import StepSample
 
 LENGTH = 240
-"""Steps kept: a few seconds of decoding."""
+"""Number of steps kept: a few seconds of decoding."""
 
 
 class StepHistory:
@@ -19,8 +19,8 @@ class StepHistory:
         """Add a step whose result has arrived.
 
         Args:
-            record: what it computed.
-            elapsed_s: the time it took in the worker.
+            record: the step.
+            elapsed_s: its duration in the worker, in seconds.
         """
         num_prefill = record.num_tokens - record.num_decode_tokens
         self._steps.append((record.sequence, len(record.requests), record.num_decode_tokens, num_prefill, elapsed_s))

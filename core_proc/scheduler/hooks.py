@@ -1,4 +1,4 @@
-"""`SchedulerHooks`: the features that take part in steps. The step loop calls them and names none of them."""
+"""`SchedulerHooks`: features that take part in steps. The step loop calls the hooks and names no feature."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,11 +9,11 @@ from octavo.core_proc.scheduler.stop import FinishCause
 
 
 class StepHook(Protocol):
-    """One feature. Grammars are the first."""
+    """The interface of one feature, for example grammars."""
 
     @property
     def wake_fds(self) -> Sequence[int]:
-        """File descriptors that become readable when the core process should run an iteration of the loop."""
+        """File descriptors that become readable when the core process should run a loop iteration."""
 
     def on_step(self) -> list[ClientEvent]:
         """Do what has become possible since the last call, and return events for the frontends.
@@ -22,11 +22,11 @@ class StepHook(Protocol):
         """
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        """Return why a request finishes that a token or a limit ends: `cause`, or the feature's own cause."""
+        """Return why a request finishes that was ended by a token or a limit: `cause`, or the feature's own cause."""
 
 
 class SchedulerHooks:
-    """The hooks of one scheduler, called in the order in which they were added."""
+    """The hooks of one scheduler, called in registration order."""
 
     def __init__(self) -> None:
         self._hooks: list[StepHook] = []
@@ -45,7 +45,7 @@ class SchedulerHooks:
         return [event for hook in self._hooks for event in hook.on_step()]
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        """Return why a request finishes; each hook gets the answer of the one before."""
+        """Return why a request finishes. Each hook receives the result of the previous one."""
         for hook in self._hooks:
             cause = hook.finish_cause(request, cause)
         return cause

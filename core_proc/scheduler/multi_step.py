@@ -1,19 +1,20 @@
-"""How many decode steps a plan has.
+"""Decides how many decode steps a plan has.
 
-Between two plans the workers wait for the core, or share their cores with it. A plan of several steps pays that once,
-but a request that arrives meanwhile waits until its end. Reads no clock: results have the times of their steps.
+Between two plans the workers wait for the core, or share their CPU cores with it. A plan of several steps pays this
+overhead once, but a request that arrives meanwhile waits until the plan ends. Reads no clock: results carry durations.
 """
 
 MAX_SECONDS = 0.02
-"""What a plan of several steps may take. Streams get its tokens together, and a new request waits for its end."""
+"""Longest duration of a multi-step plan in seconds. Its tokens are streamed together, and new requests wait for its
+end."""
 
 
 class MultiStep:
-    """Limits the decode steps of a plan by the measured time of such a step.
+    """Limits the decode steps of a plan by the measured duration of a decode step.
 
     Args:
-        max_steps: of a plan; 1: each step has a plan of its own.
-        target_s: how long a plan should take, in seconds, if that is less than `MAX_SECONDS`; 0: no target.
+        max_steps: most steps of a plan; 1: every step has its own plan.
+        target_s: target duration of a plan in seconds, if less than `MAX_SECONDS`; 0: no target.
     """
 
     def __init__(self, max_steps: int, target_s: float = 0.0) -> None:
@@ -21,16 +22,17 @@ class MultiStep:
         self._max_s = min(MAX_SECONDS, target_s or MAX_SECONDS)
         self._step_s = 0.0
         self._num_requests = 0
-        """Of the step that took so long; 0: none was measured."""
+        """Number of requests in the step with duration `_step_s`; 0 if no step was measured."""
 
     def observe(self, num_requests: int, step_s: float) -> None:
-        """Learn what a step has taken in which so many requests decoded, one token each, and nothing else happened."""
+        """Learn the duration of a step in which this many requests decoded one token each, and nothing else
+        happened."""
         self._num_requests, self._step_s = num_requests, step_s
 
     def max_steps(self, num_requests: int) -> int:
         """Return how many decode steps of this many requests may share a plan.
 
-        One, if steps of so many have not been measured: they take longer than those of fewer.
+        This is 1 unless a step with at least this many requests was measured: more requests take longer.
         """
         if self._max_steps == 1 or not 0 < num_requests <= self._num_requests:
             return 1

@@ -1,4 +1,4 @@
-"""What the next step computes: `StepPlanner.plan()`.
+"""Decides what the next step computes: `StepPlanner.plan()`.
 
 Deterministic: no decision depends on a clock. The same requests and results give the same plans.
 """
@@ -26,16 +26,16 @@ from octavo.protocol.steps import StepPlan, StepResult
 
 
 class StepPlanner:
-    """Plans the steps of one scheduler, and keeps them until their results are there.
+    """Plans the steps of one scheduler and keeps them until their results arrive.
 
     Args:
-        config: of the engine.
-        table: the live requests, and the batch, cache and slots of adapters that they are in.
+        config: the engine's configuration.
+        table: the live requests, with their batch, cache and adapter slots.
         admitter: starts waiting requests.
         prefill: computes prompts.
-        counters: of steps and tokens; updated.
-        speculation: has drafts; None: the engine does not speculate.
-        encoder: of media; None: the model reads tokens only.
+        counters: counters of steps and tokens; updated.
+        speculation: provides drafts. None if the engine does not speculate.
+        encoder: schedules media encoding. None if the model reads only tokens.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StepPlanner:
         encoder: EncoderSchedule | None,
     ) -> None:
         self.in_flight: deque[StepRecord] = deque()
-        """Steps planned and not committed, in order."""
+        """Steps that are planned but not committed, in order."""
         self._table = table
         self._batch = table.batch
         self._cache = table.cache
@@ -64,7 +64,7 @@ class StepPlanner:
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
         self._multi_step = MultiStep(config.num_scheduler_steps, config.step_time_target_s)
         self._sampled: list[tuple[Request, TokenId]] = []
-        """Tokens that the next plan takes to the first stage of a pipeline."""
+        """Sampled tokens that the next plan sends to the first stage of a pipeline."""
         self._num_planned = 0
 
     def may_plan(self, depth: int) -> bool:
@@ -77,7 +77,7 @@ class StepPlanner:
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self._batch.decoding))
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step; None if nothing can be computed now."""
+        """Plan the next step. Return None if nothing can be computed now."""
         builder = StepBuilder()
         self._free_blocks(builder)
         builder.may_await_input = self._table.num_needing_input > 0
@@ -89,7 +89,8 @@ class StepPlanner:
         most_prompt_tokens = self._max_prompt_tokens(builder.num_tokens_left)
         is_deferred = self._should_defer_decodes(most_prompt_tokens)
         if not is_deferred:
-            # `may_plan` may have found no room for several, before blocks behind windows were freed.
+            # Blocks outside windows were freed after `may_plan`. Several steps may fit now, but only without steps in
+            # flight.
             builder.num_steps = 1 if self.in_flight else self._num_decode_steps()
             self._decode(builder, num_decoding)
         builder.num_tokens_left = min(builder.num_tokens_left, most_prompt_tokens)
@@ -108,10 +109,10 @@ class StepPlanner:
         return self._finish(builder, leaves_decodes=len(builder.decodes) < num_decoding)
 
     def take_record(self, result: StepResult) -> StepRecord:
-        """Return the oldest step in flight, which is no longer in flight then, and learn from its time.
+        """Remove and return the oldest step in flight, and learn from its duration.
 
         Raises:
-            ProtocolError: `result` is not that of this step.
+            ProtocolError: `result` belongs to another step.
         """
         if not self.in_flight or self.in_flight[0].sequence != result.sequence:
             due = self.in_flight[0].sequence if self.in_flight else "none"
@@ -142,7 +143,7 @@ class StepPlanner:
         self._sampled = []
 
     def _max_prompt_tokens(self, num_tokens_left: int) -> int:
-        """Return how many tokens of prompts the next step may compute."""
+        """Return how many prompt tokens the next step may compute."""
         if not self._turns.are_taken:
             return num_tokens_left
         num_uncomputed = sum([request.num_uncomputed_tokens for request in self._batch.prefilling])
@@ -150,7 +151,7 @@ class StepPlanner:
         return self._turns.max_prompt_tokens(num_tokens_left, num_uncomputed)
 
     def _free_blocks(self, builder: StepBuilder) -> None:
-        """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
+        """Preempt requests until the free blocks suffice for the tokens of the remaining ones."""
         self._cache.free_passed_blocks()
         while victim := self._batch.victim():
             if self._cache.loads.release_landed():
@@ -160,32 +161,33 @@ class StepPlanner:
             builder.has_preempted = True
 
     def _should_defer_decodes(self, most_prompt_tokens: int) -> bool:
-        """Return whether this step leaves decodes out, because it can complete a prompt and decodes can wait."""
+        """Return whether this step omits decodes, because it can complete a prompt and decodes can wait."""
         if not self._batch.decoding or not self._throttle.can_defer:
             return False
         head = self._admitter.candidate().request
         states = self._cache.states
-        # A request that goes back to the state before wrong drafts decodes: it has no prompt to complete.
+        # A request that replays from the state before rejected drafts is decoding: it has no prompt to complete.
         candidates = [one for one in self._batch.prefilling if states is None or not states.goes_back(one)]
         candidates += [head] if head else []
         completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
-        # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
+        # With a step target, a long prompt fills its steps up to the target. Decodes would be delayed by two such
+        # steps.
         return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
 
     def _num_decode_steps(self) -> int:
-        """Return how many decode steps the next plan has: one if any request does something else, or its tokens need
-        something of the core."""
+        """Return the number of decode steps of the next plan. It is one if any request does not decode or needs step
+        input from the core."""
         num_requests = len(self._batch.decoding)
         max_steps = self._multi_step.max_steps(num_requests)
         is_alone = num_requests == len(self._table.requests) and not self._table.num_needing_input
         if max_steps == 1 or not is_alone:
             return 1
-        # All of them share the budget of the plan: with more steps the last in order would get no token.
+        # All steps share the token budget of the plan: more steps would leave no token for the last requests.
         max_steps = min(max_steps, self._step_target.max_step_tokens(num_requests) // num_requests)
         return self._batch.max_decode_steps(max_steps) if max_steps > 1 else 1
 
     def _decode(self, builder: StepBuilder, num_requests: int) -> None:
-        """Extend the first decoding requests by one token for each step, as far as the budget goes."""
+        """Extend the first decoding requests by one token per step, as far as the budget allows."""
         num_steps = builder.num_steps
         num_requests = min(num_requests, builder.num_tokens_left // num_steps)
         builder.decodes, builder.scheduled, checked = self._batch.decode(num_requests, num_steps)
@@ -200,13 +202,13 @@ class StepPlanner:
             self._add_draft_tokens(builder, self._speculation.take(builder.decodes))
 
     def _gone_back(self, builder: StepBuilder) -> list[Request]:
-        """Return the requests whose known tokens this step computes from the state before wrong drafts on."""
+        """Return the requests that this step recomputes completely from the state before rejected drafts."""
         if (states := self._cache.states) is None:
             return []
         return [one for one in builder.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
 
     def _add_draft_tokens(self, builder: StepBuilder, draft_tokens: Mapping[Request, IdArray]) -> None:
-        """Extend requests by drafts, as far as the budget and the free blocks go."""
+        """Extend requests by drafts, as far as the budget and the free blocks allow."""
         places = {request: place for place, request in enumerate(builder.decodes)} if draft_tokens else {}
         for request, token_ids in draft_tokens.items():
             num_lacking = self._batch.lacks_block(request)
@@ -221,7 +223,7 @@ class StepPlanner:
         if not builder.is_empty:
             plan = self._make_plan(builder, leaves_decodes=leaves_decodes)
         elif (load := self._cache.loads.newest) is not None:
-            # No plan makes the copies that must come before it.
+            # There is no plan to carry the copies that must precede the load.
             load.copies_out, load.copies_in = self._cache.take_copies()
         for request in prefilling:
             if request.lacks_a_decode:
@@ -246,6 +248,6 @@ class StepPlanner:
         self._num_planned += 1
         record.is_ahead = bool(self.in_flight)
         self.in_flight.append(record)
-        self._counters.num_steps += 1  # of a plan of several the first; `take_record` adds those that were made
+        self._counters.num_steps += 1  # the first step of the plan; `take_record` adds the others
         self._counters.step_tokens += record.num_tokens
         return plan

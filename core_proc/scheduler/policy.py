@@ -1,4 +1,5 @@
-"""The order of requests, and queues in that order: the least is admitted first and preempted last."""
+"""The order of requests, and queues sorted by it. The request with the lowest order is admitted first and preempted
+last."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -11,19 +12,19 @@ from octavo.protocol.config.engine import SchedulingPolicy
 Live = TypeVar("Live", Request, LiveRequest)
 
 _MAX_CHUNK = 512
-"""Most requests in one of the lists of a queue."""
+"""Most requests in one chunk of a queue."""
 
 
 AGING_REQUESTS = 10_000
-"""Under the priority policy, one level of priority is worth this many places in the queue. So a request is passed by at
-most this many later ones per level, and low priorities do not starve."""
+"""How many places in the queue one level of priority is worth under the priority policy. At most this many later
+requests per level can overtake a request, so low priorities do not starve."""
 
 
 _MAX_ARRIVALS = 2**48
 
 
 def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> int:
-    """Return a request's place among all; `arrival` counts submissions and makes it unique."""
+    """Return a request's unique order; `arrival` counts submissions."""
     if policy != "priority":
         return arrival
     return (priority * AGING_REQUESTS + arrival) * _MAX_ARRIVALS + arrival
@@ -32,19 +33,19 @@ def order_of(policy: SchedulingPolicy, priority: int, arrival: int) -> int:
 class OrderedRequests(Generic[Live]):
     """Requests sorted by their order. A preempted request returns to its old place.
 
-    perf: the requests are kept in sorted lists of at most `_MAX_CHUNK` each, so that adding or removing one among
-    100,000 moves a few hundred pointers, wherever it stands.
+    perf: the requests are kept in sorted lists of at most `_MAX_CHUNK` each. So adding or removing one among 100,000
+    moves only a few hundred pointers, at any position.
     """
 
     def __init__(self) -> None:
         self._chunks: list[list[Live]] = []
         self._orders: list[list[int]] = []
-        """Of the requests, in lists of the same lengths."""
+        """Orders of the requests, in lists of the same lengths."""
         self._firsts: list[int] = []
-        """The least order of each list."""
+        """The lowest order of each list."""
         self._length = 0
         self.num_prompt_tokens = 0
-        """Of all of them together."""
+        """Prompt tokens of all requests in the queue."""
 
     def __len__(self) -> int:
         return self._length
@@ -62,16 +63,16 @@ class OrderedRequests(Generic[Live]):
 
     @property
     def first(self) -> Live | None:
-        """The one to serve first."""
+        """The request to serve first."""
         return self._chunks[0][0] if self._chunks else None
 
     @property
     def last(self) -> Live | None:
-        """The one to preempt first."""
+        """The request to preempt first."""
         return self._chunks[-1][-1] if self._chunks else None
 
     def add(self, request: Live) -> None:
-        """Put a request in its place."""
+        """Insert a request at its place."""
         self._length += 1
         self.num_prompt_tokens += request.num_prompt_tokens
         if not self._chunks:
@@ -84,16 +85,16 @@ class OrderedRequests(Generic[Live]):
         orders.insert(index, request.order)
         self._firsts[at] = orders[0]
         if len(chunk) > _MAX_CHUNK:
-            # A full last list is left as it is, for most requests are added at the end.
+            # A full last list is not split, because most requests are appended.
             half = _MAX_CHUNK if at == len(self._chunks) - 1 else _MAX_CHUNK // 2
             self._insert_chunk(at + 1, chunk[half:], orders[half:])
             del chunk[half:], orders[half:]
 
     def remove(self, request: Live) -> None:
-        """Take a request out, wherever it stands.
+        """Remove a request from any position.
 
         Raises:
-            KeyError: it is not in this queue.
+            KeyError: the request is not in this queue.
         """
         at, index = self._find(request)
         self._length -= 1
@@ -105,12 +106,12 @@ class OrderedRequests(Generic[Live]):
             self._firsts[at] = self._orders[at][0]
 
     def replace(self, request: Live, successor: Live) -> None:
-        """Put another object with the same order in the place of a request of this queue."""
+        """Replace a request of this queue by another object with the same order."""
         at, index = self._find(request)
         self._chunks[at][index] = successor
 
     def _find(self, request: Live) -> tuple[int, int]:
-        """Return the list that a request is in, and its index in that list."""
+        """Return the index of the list that contains a request, and its index in that list."""
         at = bisect_right(self._firsts, request.order) - 1
         if at >= 0:
             index = bisect_left(self._orders[at], request.order)

@@ -1,4 +1,5 @@
-"""What one step computes of prefilling requests: their shares of the budget, their blocks, and the counters."""
+"""Decides what one step computes for prefilling requests: their shares of the budget, their blocks, and the
+counters."""
 
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.encoder_schedule import EncoderSchedule
@@ -10,16 +11,16 @@ from octavo.protocol.stats import EngineStats
 
 
 class Prefill:
-    """Computes prompts, and tokens whose KV a preemption has freed.
+    """Computes prompts, and tokens whose KV was lost in a preemption.
 
     Args:
-        cache: gives the blocks.
+        cache: allocates blocks.
         batch: the running requests.
-        counters: of tokens; written.
+        counters: token counters; updated.
         max_chunk: most tokens of one request in one step; 0: no limit.
-        is_whole: whether each prompt is computed in one step, because its tokens attend to later ones.
-        encoder: of media; None: the model reads tokens only.
-        max_step_tokens: most tokens of a step, whatever the builder has left.
+        is_whole: whether each prompt must be computed in one step, because its tokens attend to later ones.
+        encoder: schedules media encoding. None if the model reads only tokens.
+        max_step_tokens: most tokens of a step, independent of the builder's remaining budget.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Prefill:
         self._encoder = encoder
         self._max_step_tokens = max_step_tokens
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
-        """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
+        """Most blocks of one request that sliding windows hold. Hits must leave this many spare, because the reserved
+        blocks they use will be needed again for later windows."""
 
     def run(self, builder: StepBuilder, prompts: PromptBudget) -> None:
-        """Give every request its share of the budget, then hand out what is left in order."""
+        """Give every request its share of the budget, then distribute the remaining tokens in order."""
         requests = list(self._batch.prefilling)
         are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
         has_windows, num_spare = self._cache.has_windows, None
@@ -52,7 +54,7 @@ class Prefill:
             if not has_windows or not request.num_blocks:
                 self.attach_hits(request)
             else:
-                # perf: tokens that are computed take reserved blocks, so this only changes with hits.
+                # perf: computing tokens only consumes reserved blocks, so this number changes only with hits.
                 num_spare = self._num_spare_blocks() if num_spare is None else num_spare
                 if num_spare >= self._max_windows and self.attach_hits(request):
                     num_spare = None
@@ -70,20 +72,20 @@ class Prefill:
                 self._compute(builder, request, min(request.num_uncomputed_tokens, self._limit(builder, request)))
 
     def can_complete(self, request: Request, num_tokens: int) -> bool:
-        """Return whether one step of so many prompt tokens can compute all that the request lacks."""
+        """Return whether one step with this many prompt tokens can complete the request."""
         most = self._cache.max_chunk(request, request.num_computed_tokens)
         limit = min(num_tokens, self._max_chunk or num_tokens, num_tokens if most is None else most)
         return request.num_uncomputed_tokens <= limit
 
     def _num_spare_blocks(self) -> int:
-        """Return how many free blocks no running request needs for the tokens it has."""
+        """Return how many free blocks are not needed by the tokens of running requests."""
         return self._cache.pool.num_free - self._batch.num_reserved_blocks
 
     def attach_hits(self, request: Request) -> bool:
-        """Attach cached blocks, including those that others have computed since the request started.
+        """Attach cached blocks, including blocks that other requests have computed since this one started.
 
         Returns:
-            Whether there were any.
+            Whether any were attached.
         """
         start = request.num_computed_tokens
         num_tokens = self._cache.attach_hits(request)
@@ -100,7 +102,7 @@ class Prefill:
         return True
 
     def _limit(self, builder: StepBuilder, request: Request) -> int:
-        """Return how many further tokens of the request this step may compute."""
+        """Return how many more tokens of the request this step may compute."""
         limit, num_planned = builder.num_tokens_left, builder.num_tokens_of(request)
         most = self._cache.max_chunk(request, request.num_computed_tokens - num_planned)
         if most is not None:
@@ -108,7 +110,7 @@ class Prefill:
         return min(limit, self._max_chunk - num_planned) if self._max_chunk else limit
 
     def _compute(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
-        """Put tokens of a request into the step, with blocks to hold them."""
+        """Add tokens of a request to the step and allocate their blocks."""
         if num_tokens <= 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
             return
         if request.media and self._encoder is not None:
@@ -126,10 +128,10 @@ class Prefill:
         self._cache.cache_full_blocks(request)
 
     def _with_whole_spans(self, builder: StepBuilder, request: Request, num_tokens: int) -> int:
-        """Return how many tokens to compute so that none is left of a span that attends in both directions.
+        """Return how many tokens to compute so that no bidirectionally attending span is split.
 
-        A span may exceed the share of the request and what the builder has left: shares are goals, and a request whose
-        span is longer than any of them would wait forever.
+        A span may exceed the request's share and the builder's remaining budget. Shares are only goals: a request with
+        a longer span would otherwise wait forever.
         """
         start = request.num_computed_tokens
         spans = [span for item in request.media if item.is_both_ways for span in item.spans]

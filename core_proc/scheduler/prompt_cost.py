@@ -1,6 +1,6 @@
-"""`PromptCost`: what a token of a prompt costs, learned from steps.
+"""`PromptCost`: the cost of a prompt token in seconds, learned from steps.
 
-Knows no clock: the time of each step comes with its result.
+Reads no clock: the duration of each step comes with its result.
 """
 
 from collections.abc import Sequence
@@ -8,29 +8,30 @@ from collections.abc import Sequence
 from octavo.protocol.steps import Scheduled
 
 LEARNING_RATE = 0.3
-"""The part of a prediction error that the next prediction no longer has."""
+"""Fraction of a prediction error that is corrected at once."""
 
 MAX_ERROR = 0.5
-"""Relative to the prediction. A step that was slow by accident must not change the next predictions much."""
+"""Largest error that is learned from, relative to the prediction. A step that was slow by accident must not change
+later predictions much."""
 
 EQUAL_SHARE_KEYS = 1024
-"""At this context an error changes the predictions of both terms equally; below, mostly the term without keys."""
+"""Context length at which an error corrects both terms equally. At shorter contexts it mostly corrects `token_s`."""
 
 
 class PromptCost:
-    """The time of a token in a step with many of them: a constant for the linear layers, plus attention to the keys
-    before it, `token_s + key_s * num_keys` seconds.
+    """The time per token of a step with many tokens: `token_s + key_s * num_keys` seconds. The constant term is for
+    linear layers, the other one for attention to the preceding keys.
 
-    At the end of a long prompt of a small model the second term is the larger one. Both are learned from every step
-    (normalized least mean squares).
+    At the end of a long prompt of a small model the second term is larger. Both are learned from every step with
+    normalized least mean squares.
     """
 
     def __init__(self) -> None:
         self.token_s = 0.0
-        """0: no step has been measured."""
+        """Seconds per token without attention; 0 if no step was measured."""
         self.key_s = 0.0
         self._is_warm = False
-        """True after the first step, whose time is not used: it includes what is loaded on first use."""
+        """True after the first step. Its time is ignored because it includes loading on first use."""
 
     @property
     def is_measured(self) -> bool:
@@ -38,7 +39,7 @@ class PromptCost:
         return self.token_s > 0.0
 
     def observe(self, scheduled: Sequence[Scheduled], elapsed_s: float) -> None:
-        """Learn from a step of many tokens that has been executed in `elapsed_s` seconds."""
+        """Learn from a step with many tokens that took `elapsed_s` seconds."""
         if not self._is_warm:
             self._is_warm = True
             return

@@ -1,14 +1,14 @@
-"""Why the first waiting request does not start, as a log line. Decides nothing."""
+"""Explains in a log line why the first waiting request does not start. Decides nothing."""
 
 from octavo.core_proc.scheduler.scheduler import Scheduler
 
 
 def explain_waiting(scheduler: Scheduler, now: float) -> str:
-    """Return a sentence about the queue, "" if nothing holds it up. Unpacks the first request, which is next anyway.
+    """Return a sentence about the queue. Empty if nothing delays it. Unpacks the first request, which is next anyway.
 
     Args:
-        scheduler: only read.
-        now: on the scheduler's clock, in seconds.
+        scheduler: the scheduler; read-only.
+        now: time in seconds, on the scheduler's clock.
     """
     head = scheduler.waiting.first
     if head is None or not scheduler.waiting_reason:

@@ -1,4 +1,4 @@
-"""Every live request and its place: in the queue, in the batch, or waiting for a load."""
+"""Every live request and where it is: in the queue, in the batch, or waiting for a load."""
 
 import heapq
 
@@ -15,17 +15,17 @@ from octavo.protocol.ids import SlotId
 
 
 class RequestTable:
-    """Moves requests between their places, and gives and takes slots and blocks on the way.
+    """Moves requests between queue, batch and loads, and allocates and frees their slots and blocks.
 
     Args:
         batch: the running requests.
-        cache: has the blocks of requests.
-        adapters: the slots of adapters that running requests hold.
-        speculation: has drafts for running requests; None: the engine does not speculate.
-        max_num_seqs: slots.
+        cache: holds the blocks of requests.
+        adapters: the adapter slots that running requests hold.
+        speculation: holds drafts of running requests. None if the engine does not speculate.
+        max_num_seqs: number of slots.
         max_model_len: most tokens of a request.
         has_adapters: whether requests may have adapters.
-        encoder: keeps what running requests attend to; None: the model reads tokens only.
+        encoder: keeps the encoder output that running requests attend to. None if the model reads only tokens.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class RequestTable:
         """Every live request."""
         self.waiting = WaitingQueue(self._unpack, has_adapters=has_adapters)
         self.waiting_reason = ""
-        """Why the first waiting request does not start; "": nothing holds it up."""
+        """Why the first waiting request does not start. Empty if nothing delays it."""
         self.allowed: frozenset[RequestKey] | None = None
-        """The requests that may run; None: all."""
+        """The requests that may run. None if all may."""
         self.free_slots: list[SlotId] = list(range(max_num_seqs))
         self.num_needing_input = 0
-        """Live requests that need step input."""
+        """Number of live requests that need step input."""
         self.weight_version = 0
-        """Of the weights that the workers have."""
+        """Version of the workers' weights."""
         self.batch = batch
         self.cache = cache
         self.adapters = adapters
@@ -76,7 +76,7 @@ class RequestTable:
         return self.waiting.select([request for request in live if request and request.state is RequestState.WAITING])
 
     def start(self, request: Request) -> None:
-        """Give a waiting request a slot; it computes with the workers' weights from now on."""
+        """Give a waiting request a slot. From now on it computes with the workers' current weights."""
         self.waiting.remove(request)
         request.move(RequestState.RUNNING)
         request.slot = heapq.heappop(self.free_slots)
@@ -85,18 +85,18 @@ class RequestTable:
         request.weight_version = self.weight_version
 
     def begin_load(self, request: Request) -> None:
-        """Let a waiting request wait for its blocks to be copied in instead."""
+        """Move a waiting request out of the queue until its blocks are copied in."""
         self.waiting.remove(request)
         request.move(RequestState.SWAPPED)
         self.cache.begin_load(request)
 
     def return_loaded(self, request: Request) -> None:
-        """Put a request back into the queue that has waited for a load."""
+        """Return a request whose load has ended to the queue."""
         request.move(RequestState.WAITING)
         self.waiting.add(request)
 
     def preempt(self, request: Request) -> None:
-        """Put a running request back into the queue. Its tokens are recomputed when it runs again."""
+        """Return a running request to the queue. Its tokens are recomputed when it runs again."""
         request.num_lost_tokens = max(
             request.num_lost_tokens, request.num_computed_tokens - request.num_uncertain_tokens
         )
@@ -125,7 +125,7 @@ class RequestTable:
         self.num_needing_input -= request.needs_step_input
 
     def take_released(self) -> list[SlotId]:
-        """Return the slots that were given back since the last call."""
+        """Return the slots released since the last call."""
         released, self._released = self._released, []
         return released
 
@@ -152,5 +152,5 @@ class RequestTable:
         return request
 
     def _limit_length(self, request: Request) -> None:
-        if not request.is_pooled:  # its result takes the place of a token, but no position of the model
+        if not request.is_pooled:  # a pooled result counts as a token but occupies no position of the model
             request.max_num_tokens = min(request.max_num_tokens, self._max_model_len)

@@ -1,6 +1,6 @@
-"""The scheduler: takes requests and results, and turns them into plans and events.
+"""The scheduler: turns requests and step results into plans and events.
 
-Deterministic: no decision depends on a clock, and it does no IO. The same submissions, aborts and results in the same
+Deterministic: no decision depends on a clock, and there is no IO. The same submissions, aborts and results in the same
 order give the same plans.
 """
 
@@ -45,8 +45,8 @@ from octavo.protocol.steps import StepPlan, StepResult
 class Scheduler:
     """Owns every live request and every block.
 
-    `plan()` may be called while steps are in flight. A token that such a step samples is a placeholder: the workers
-    take its id from their own row. Results are committed in plan order.
+    `plan()` may be called while steps are in flight. A token sampled by a step in flight is a placeholder: the workers
+    read its id from their own batch row. Results are committed in plan order.
     """
 
     # long: the parts of a scheduler, one after another
@@ -60,7 +60,7 @@ class Scheduler:
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
             num_host_states=cache_plan.num_host_states,
-            # With files alone, host memory has places only for states that come from them.
+            # If only files back the cache, host memory has slots only for states read from files.
             offloads=config.kv_offloading_bytes > 0,
             has_files=config.stores_blocks,
             host_block_s=cache_plan.host_block_s,
@@ -75,7 +75,7 @@ class Scheduler:
             None if config.speculation is None else Speculation(config.speculation, self.batch, self.counters)
         )
         self.encoder = None
-        """Of media; None: the model reads tokens only."""
+        """Schedule of media encoding. None if the model reads only tokens."""
         if (media := config.media) is not None:
             self.encoder = EncoderSchedule(media.max_num_encoder_tokens, media.encoder_cache_tokens)
             self.counters.num_encoder_cache_tokens = media.encoder_cache_tokens
@@ -95,7 +95,7 @@ class Scheduler:
         self.free_slots = self._table.free_slots
         self.history = StepHistory()
         self.hooks = SchedulerHooks()
-        """Features that take part in steps."""
+        """Features that take part in steps, such as grammars."""
         prefill = Prefill(
             self.cache,
             self.batch,
@@ -122,17 +122,17 @@ class Scheduler:
 
     @property
     def allowed(self) -> frozenset[RequestKey] | None:
-        """The requests that may run; None: all."""
+        """The requests that may run. None if all may."""
         return self._table.allowed
 
     @property
     def waiting_reason(self) -> str:
-        """Why the first waiting request does not start; "": nothing holds it up."""
+        """Why the first waiting request does not start. Empty if nothing delays it."""
         return self._table.waiting_reason
 
     @property
     def weight_version(self) -> int:
-        """Of the weights that the workers have."""
+        """Version of the workers' weights."""
         return self._table.weight_version
 
     @weight_version.setter
@@ -141,21 +141,21 @@ class Scheduler:
 
     @property
     def num_needing_input(self) -> int:
-        """Live requests that need step input."""
+        """Number of live requests that need step input."""
         return self._table.num_needing_input
 
     @property
     def running(self) -> OrderedRequests[Request]:
-        """The requests that have a slot; only read."""
+        """The running requests, which hold a slot. Read-only."""
         return self.batch.requests
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned and not committed."""
+        """Number of steps that are planned but not committed."""
         return len(self.in_flight)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        """Queue a request. If it ends at once, return the events that say why."""
+        """Queue a request. Return events if it ends at once, for example because it is rejected."""
         if (client, submit.request_id) in self.requests:
             message = f"request_id {submit.request_id!r} is in use"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "request_id"))]
@@ -171,28 +171,29 @@ class Scheduler:
         return self._finish(request, cause) if cause else []
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        """End requests in any state. Unknown ids are ignored; tokens of their steps in flight are dropped."""
+        """End requests in any state. Unknown ids are ignored. Tokens from steps in flight are dropped."""
         found = [self.requests.get((client, request_id)) for request_id in dict.fromkeys(request_ids)]
         cause = FinishCause(FinishReason.ABORT)
         return [event for request in found if request for event in self._finish(request, cause)]
 
     def conclude(self, request: LiveRequest) -> list[ClientEvent]:
-        """Finish a request whose output is complete although neither a stop token nor a limit ends it."""
+        """Finish a request whose output is complete, although no stop token or limit was reached."""
         return self._finish(request, FinishCause(FinishReason.STOP))
 
     def reject(self, request: LiveRequest, message: str, param: str) -> list[ClientEvent]:
-        """Fail a live request that turns out to be invalid; `param` is the caller's field at fault."""
+        """Fail a live request that turns out to be invalid; `param` names the parameter at fault."""
         self._table.forget(request)
         return [(request.client, Failed(request.request_id, FailureKind.INVALID, message, param))]
 
     def fail(self, request: LiveRequest, message: str) -> list[ClientEvent]:
-        """Fail a live request that cannot be computed. The caller is not at fault."""
+        """Fail a live request that cannot be computed through no fault of the caller."""
         return [self._fail(request, message)]
 
     def lose_workers(self) -> None:
         """Drop the steps in flight and everything that was in the workers' memory.
 
-        Running requests wait again with their known outputs, as after a preemption. The next plan goes to new workers.
+        Running requests return to the queue with their known outputs, as after a preemption. The next plan goes to new
+        workers.
         """
         self._planner.lose_steps()
         for request in list(self.running):
@@ -208,29 +209,30 @@ class Scheduler:
         self._table.waiting_reason = "workers" if self.waiting else ""
 
     def restrict(self, keys: frozenset[RequestKey] | None) -> None:
-        """From now on run only these requests (None: all). Others that are running are preempted."""
+        """Run only these requests from now on (None: all). Other running requests are preempted."""
         self._table.allowed = keys
         if keys is not None:
             for request in [request for request in self.running if request.key not in keys]:
                 self._table.preempt(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached blocks. Returns False and does nothing while any is in use."""
+        """Drop all cached blocks. Return False and do nothing if any block is in use."""
         return self.cache.reset_contents()
 
     def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> TakenContents:
-        """Make room in the cache for contents from elsewhere that a request needs: see `exchange.take_blocks`."""
+        """Make room in the cache for the blocks of a request that come from another engine; see
+        `exchange.take_blocks`."""
         return take_blocks(self.cache, Request(client, submit, 0, 0.0), keys)
 
     def set_weights(self, version: int, *, recomputes: bool) -> list[ClientEvent]:
-        """Note that later steps compute with other weights. No step is in flight.
+        """Note that later steps compute with new weights. No step may be in flight.
 
-        Nothing that was computed with the old ones is shared with other requests from now on. Requests that have no
-        output yet are computed again.
+        Nothing computed with the old weights is shared with other requests from now on. Requests without outputs are
+        recomputed.
 
         Args:
-            version: of the weights.
-            recomputes: whether requests with outputs are computed again too.
+            version: version of the new weights.
+            recomputes: whether requests with outputs are recomputed too.
         """
         assert not self.in_flight, "a step computes with the old weights"
         live = [request for request in self.requests.values() if isinstance(request, Request)]
@@ -274,14 +276,14 @@ class Scheduler:
         return self._planner.may_plan(depth)
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step; None if nothing can be computed now."""
+        """Plan the next step. Return None if nothing can be computed now."""
         return self._planner.plan()
 
     def commit(self, result: StepResult) -> list[ClientEvent]:
-        """Take the result of the oldest step in flight.
+        """Accept the result of the oldest step in flight.
 
         Raises:
-            ProtocolError: it is not the result of that step.
+            ProtocolError: the result belongs to another step.
         """
         record = self._planner.take_record(result)
         self.history.add(record, result.elapsed_s)
@@ -296,12 +298,13 @@ class Scheduler:
         return [] if self._speculation is None else self._speculation.take_candidates()
 
     def draft(self, draft_tokens: Sequence[tuple[Request, IdArray]]) -> None:
-        """Let a later step verify which tokens follow the known ones of requests, as far as that is worth it."""
+        """Let a later step verify draft tokens that follow the known tokens of requests, if drafting pays off."""
         assert self._speculation is not None, "this engine does not speculate"
         self._speculation.choose(draft_tokens)
 
     def take_loads(self) -> list[BlockLoad]:
-        """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""
+        """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was no
+        plan."""
         return self.cache.loads.take_begun()
 
     def finish_load(
@@ -311,19 +314,19 @@ class Scheduler:
         elapsed_s: float = 0.0,
         missing_states: Collection[BlockId] = (),
     ) -> None:
-        """Let the request that waits for a load start with what has arrived.
+        """Return the request that waits for a load to the queue, with the blocks that have arrived.
 
         Args:
-            number: of the load; it may be one of workers that were lost.
-            missing: its blocks that were not filled.
-            elapsed_s: what the copies took; 0: unknown.
-            missing_states: places in host memory for states that were not read.
+            number: number of the load. It may belong to workers that were lost.
+            missing: blocks of the load that were not filled.
+            elapsed_s: duration of the copies in seconds; 0 if unknown.
+            missing_states: host memory slots of states that were not read.
         """
         if (request := self.cache.finish_load(number, missing, elapsed_s, missing_states)) is not None:
             self._table.return_loaded(request)
 
     def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
-        """Note the contents of which files were found or written, and of which there are no more."""
+        """Note which files of blocks were added and removed, by their keys."""
         if self.cache.files is not None:
             self.cache.files.change(added, removed)
 
@@ -334,14 +337,14 @@ class Scheduler:
         kind: FailureKind = FailureKind.INTERNAL,
         param: str | None = None,
     ) -> ClientEvent:
-        """Fail one request; all others continue."""
+        """Fail one request. All others continue."""
         self._table.forget(request)
         return (request.client, Failed(request.request_id, kind, message, param))
 
     def _finish(
         self, request: LiveRequest, cause: FinishCause, result: PooledOutput | None = None
     ) -> list[ClientEvent]:
-        """Finish a request: its output is complete, or its client has aborted it."""
+        """Finish a request whose output is complete or whose client has aborted it."""
         events: list[ClientEvent] = []
         if isinstance(request, Request) and request.pending_output:
             events.append(pending_output_event(request))

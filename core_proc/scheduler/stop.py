@@ -1,4 +1,4 @@
-"""When a sequence ends. Stop strings are matched by the frontend, which knows text."""
+"""Decides when a sequence ends. Stop strings are matched by the frontend, which handles text."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class FinishCause:
 
 
 def find_stop(request: Request) -> FinishCause | None:
-    """Return why the request ends after its last known output; None if it continues."""
+    """Return why the request ends after its last known output. Return None if it continues."""
     if request.num_known_outputs == 0:
         return None
     sampling, token = request.sampling, request.token_ids[-1]

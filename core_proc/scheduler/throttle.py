@@ -1,11 +1,11 @@
-"""When decodes wait for prompts. Counts tokens; has no clock."""
+"""Decides when decodes wait for prompts. Counts tokens and reads no clock."""
 
 
 class DecodeThrottle:
-    """Holds decodes back for prompts that are about to complete, for a bounded number of tokens.
+    """Delays decodes in favor of prompts that are about to complete, for a bounded number of tokens.
 
     Args:
-        interval_tokens: prompt tokens after which decodes run in any case; 0: they run in every step.
+        interval_tokens: number of prompt tokens after which decodes always run; 0: decodes run in every step.
     """
 
     def __init__(self, interval_tokens: int) -> None:
@@ -15,9 +15,9 @@ class DecodeThrottle:
 
     @property
     def can_defer(self) -> bool:
-        """True while decodes may wait."""
+        """Whether decodes may wait."""
         return self._num_tokens < self._interval_tokens
 
     def count(self, num_prompt_tokens: int, *, leaves_decodes: bool) -> None:
-        """Count a step, and whether it left decodes waiting."""
+        """Count a step. `leaves_decodes` says whether it left decodes waiting."""
         self._num_tokens = self._num_tokens + num_prompt_tokens if leaves_decodes else 0

@@ -1,4 +1,5 @@
-"""`WaitingQueue`: the requests that wait. Those that have not started are packed; the first ones are unpacked."""
+"""`WaitingQueue`: the waiting requests. Requests that have not started are stored packed; the first ones are
+unpacked."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,8 +12,8 @@ class WaitingQueue:
     """Waiting requests, in order.
 
     Args:
-        unpack: makes the `Request` that replaces a packed one for good.
-        has_adapters: whether requests are also kept by adapter, for `heads`.
+        unpack: returns the `Request` that permanently replaces a packed one.
+        has_adapters: whether requests are also indexed by adapter, for `heads`.
     """
 
     def __init__(self, unpack: Callable[[QueuedRequest], Request], *, has_adapters: bool = False) -> None:
@@ -20,7 +21,7 @@ class WaitingQueue:
         self._unpack = unpack
         self._has_adapters = has_adapters
         self._by_adapter: dict[str, OrderedRequests[LiveRequest]] = {}
-        """By digest; "": those without an adapter. Only those that have requests."""
+        """Queues by adapter digest; "" holds requests without an adapter. Empty queues are removed."""
 
     def __len__(self) -> int:
         return len(self._ordered)
@@ -30,12 +31,12 @@ class WaitingQueue:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all of them together."""
+        """Prompt tokens of all waiting requests."""
         return self._ordered.num_prompt_tokens
 
     @property
     def first(self) -> Request | None:
-        """The one to serve first, unpacked."""
+        """The request to serve first, unpacked."""
         head = self._ordered.first
         return None if head is None else self.unpacked(head)
 
@@ -44,16 +45,16 @@ class WaitingQueue:
         return [head for queue in self._by_adapter.values() if (head := queue.first) is not None]
 
     def add(self, request: LiveRequest) -> None:
-        """Put a request in its place."""
+        """Insert a request at its place."""
         self._ordered.add(request)
         if self._has_adapters:
             self._by_adapter.setdefault(_adapter_key(request), OrderedRequests()).add(request)
 
     def remove(self, request: LiveRequest) -> None:
-        """Take a request out, wherever it stands.
+        """Remove a request from any position.
 
         Raises:
-            KeyError: it is not in this queue.
+            KeyError: the request is not in this queue.
         """
         self._ordered.remove(request)
         if self._has_adapters:
@@ -70,7 +71,7 @@ class WaitingQueue:
         return selected
 
     def unpacked(self, request: LiveRequest) -> Request:
-        """Return a request of this queue unpacked, which replaces the packed one."""
+        """Unpack a request of this queue, replace the packed one by it, and return it."""
         if not isinstance(request, QueuedRequest):
             return request
         unpacked = self._unpack(request)

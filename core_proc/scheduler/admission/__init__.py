@@ -1,1 +1,2 @@
-"""Admission: which requests are rejected at once (`rejection.py`), and which waiting ones may start (`rules.py`)."""
+"""Admission: which requests are rejected at once (`rejection.py`), and which waiting requests may start
+(`rules.py`)."""

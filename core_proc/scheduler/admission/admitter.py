@@ -1,4 +1,4 @@
-"""Starts waiting requests in order, as many as a step can begin to compute."""
+"""Starts waiting requests in order, as many as a step has room for."""
 
 from collections.abc import Callable
 
@@ -11,21 +11,21 @@ from octavo.core_proc.scheduler.request_table import RequestTable
 from octavo.protocol.stats import EngineStats
 
 MAX_COPIED_BYTES = 8 << 20
-"""A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
+"""Most bytes that a step waits to be copied from host memory. Larger copies are loaded while other steps run."""
 
 QUARANTINED = "trial"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
 
 
 class Admitter:
-    """Decides which waiting requests start, or have their blocks loaded first.
+    """Decides which waiting requests start, and which have their blocks loaded first.
 
     Args:
-        table: the live requests, and the batch, cache and slots of adapters that they enter.
+        table: the live requests, with their batch, cache and adapter slots.
         prefill: attaches hits.
-        counters: of look-ups; updated.
-        host_block_bytes: of one block in host memory.
-        clock: in seconds.
+        counters: lookup counters; updated.
+        host_block_bytes: size of one block in host memory.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Admitter:
         self._rules = AdmissionRules(limits, table.adapters)
 
     def candidate(self) -> Candidate:
-        """Return the waiting request that is to start next. Changes nothing."""
+        """Return the waiting request that should start next. Changes nothing."""
         return self._rules.candidate(self._table.eligible())
 
     def admit(self, builder: StepBuilder, prompts: PromptBudget) -> None:
@@ -64,7 +64,7 @@ class Admitter:
         while head := (candidate := self._rules.candidate(queue)).request:
             table.waiting_reason = self._rules.limit_reached(head, builder, prompts)
             if table.waiting_reason:
-                # Blocks that have arrived for requests behind it must not hold it up.
+                # Loaded blocks of requests behind it must not hold it up.
                 num_free = cache.pool.num_free
                 if table.waiting_reason == "blocks" and self._release_landed(head):
                     builder.num_spare_blocks += cache.pool.num_free - num_free
@@ -83,14 +83,14 @@ class Admitter:
             table.waiting_reason = candidate.reason or QUARANTINED
 
     def _release_landed(self, head: Request) -> bool:
-        """Give up blocks that have arrived and hold up the first waiting request; returns whether there were any."""
+        """Release loaded blocks that hold up the first waiting request. Return whether there were any."""
         loads = self._cache.loads
         # Its own too, if nobody else will free any: blocks before them may have been invalidated since they arrived.
         is_alone = self._batch.requests.first is None and not loads.in_flight
         return loads.release_landed(besides=head) or (is_alone and loads.release_landed())
 
     def _must_load(self, request: Request) -> bool:
-        """Return whether copies for a request would take too long before a step in which others are."""
+        """Return whether the copies for a request would take too long for a step that also computes other requests."""
         if self._cache.lookup.has_file_hits(request):
             return True
         if self._cache.states is not None:
@@ -99,7 +99,7 @@ class Admitter:
         return has_others and self._cache.lookup.num_absent_blocks(request) > self._max_copied_blocks
 
     def _start(self, builder: StepBuilder, request: Request) -> None:
-        """Give a waiting request a slot and its hits in the prefix cache."""
+        """Give a waiting request a slot and its prefix cache hits."""
         counters = self._counters
         self._table.start(request)
         if not request.has_delivered_prompt_logprobs:

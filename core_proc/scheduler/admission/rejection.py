@@ -1,6 +1,6 @@
-"""Which requests are rejected at once: those that can never be served, and those for which the queue is full.
+"""Decides which requests are rejected at once: those that can never be served, and those for which the queue is full.
 
-When an accepted request starts is decided in `rules.py`.
+`rules.py` decides when an accepted request starts.
 """
 
 from octavo.core_proc.cache.groups import CacheGroups
@@ -18,11 +18,11 @@ from octavo.protocol.requests import Submit
 from octavo.protocol.sampling_table import ROWS
 
 _ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is not None]
-"""Of parameters whose value may be one that no worker can compute with."""
+"""Parameters with values that no worker could compute with."""
 
 
 class RejectionRules:
-    """The limits of this engine that no waiting can change, and those of its queue."""
+    """The fixed limits of this engine, and the limits of its queue."""
 
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, groups: CacheGroups) -> None:
         self._vocab_size = config.model.vocab_size
@@ -38,7 +38,7 @@ class RejectionRules:
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
-        """Return why the request is rejected, None when it is accepted."""
+        """Return why the request is rejected. Return None if it is accepted."""
         if overload := self._overload(submit, waiting):
             message, limit = overload
             return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
@@ -52,13 +52,13 @@ class RejectionRules:
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
     def _overload(self, submit: Submit, waiting: WaitingQueue) -> tuple[str, str] | None:
-        """Return the error message and the name of the limit of the queue that is reached."""
+        """Return the error message and the name of the queue limit that is reached. Return None if there is room."""
         if submit.is_continued:
             return None
         if self._max_num_queued_reqs and len(waiting) >= self._max_num_queued_reqs:
             message = f"{len(waiting)} requests are waiting, which is the limit (--max-num-queued-reqs)"
             return message, "max_num_queued_reqs"
-        # An empty queue takes a request of any length: otherwise it could never be accepted.
+        # An empty queue takes a request of any length, because it could never be accepted otherwise.
         num_tokens = waiting.num_prompt_tokens + len(submit.prompt_token_ids)
         if waiting and 0 < self._max_num_queued_tokens < num_tokens:
             message = (
@@ -190,16 +190,16 @@ class RejectionRules:
         return fault or given_fault(items, self._dtype, self._given_width)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
-        """Check what frontends check too: a value that slips through would fail every request of its step."""
+        """Check what frontends check too: one bad value would fail every request of its step."""
         if sampling.max_tokens < 1:
             return f"max_tokens must be at least 1, got {sampling.max_tokens}", "max_tokens"
         for row in _ROWS:
             if fault := row.engine_fault(getattr(sampling, row.name), self._vocab_size):
                 return fault, row.name
-        if min(sampling.eos_token_ids, default=0) < 0:  # those beyond the vocabulary are never drawn, and do no harm
+        if min(sampling.eos_token_ids, default=0) < 0:  # ids beyond the vocabulary are never sampled and do no harm
             return "the token ids of eos_token_ids must not be negative", "eos_token_ids"
         for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
-            # --max-logprobs limits callers. A frontend's beam search may need more: as many as it has beams.
+            # --max-logprobs limits callers. A frontend's beam search may need more: as many as its beam width.
             if value is not None and not 0 <= value <= self._vocab_size:
                 return f"{name} must be from 0 to {self._vocab_size}, got {value}", name
         if sampling.prompt_logprobs is not None and not sampling.skip_reading_prefix_cache:

@@ -1,4 +1,4 @@
-"""Which waiting request may start next: adapters delay their own requests, limits hold up the whole queue."""
+"""Which waiting request may start next: adapters delay only their own requests, limits delay the whole queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.ids import SlotId
 
 WATERMARK = 0.01
-"""Share of the blocks that admission leaves free for running requests to grow into."""
+"""Fraction of the blocks that admission leaves free for running requests to grow into."""
 
 Limit = Callable[[Request, StepBuilder, PromptBudget], str]
-"""Returns the `waiting_reason` if the step has no room for a request, "" if it has. Whoever is behind it waits too."""
+"""Returns the `waiting_reason` if the step has no room for a request, otherwise "". All requests behind it wait too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The waiting request that is to start next."""
+    """The waiting request that should start next."""
 
     request: Request | None
-    """None: there is none."""
+    """None if no request may start."""
     delayed: LiveRequest | None = None
-    """The first request before it in the queue, for whose adapter there is no slot."""
+    """The first earlier request in the queue that finds no adapter slot."""
 
     @property
     def reason(self) -> str:
-        """Why the first request of the queue is delayed, "" if it is not."""
+        """Why the first request of the queue is delayed. Empty if it is not."""
         return "adapter" if self.delayed else ""
 
 
 class AdmissionRules:
-    """The rules of one scheduler.
+    """The admission rules of one scheduler.
 
     Args:
-        limits: of the engine; the first one reached decides.
-        adapters: delay requests for whose adapters there is no slot.
+        limits: the engine's limits. The first one reached decides.
+        adapters: adapter slots. Requests wait if their adapter has none.
     """
 
     def __init__(self, limits: "EngineLimits", adapters: AdapterSlots) -> None:
@@ -49,14 +49,14 @@ class AdmissionRules:
         self._adapters = adapters
 
     def candidate(self, queue: WaitingQueue) -> Candidate:
-        """Return the request of a queue that is to start next if the step has room for it. Changes nothing."""
+        """Return the request of a queue that should start next if the step has room for it. Changes nothing."""
         if not self._adapters.num_slots:
             return Candidate(queue.first)
         chosen, delayed = self._adapters.choose(queue.heads())
         return Candidate(None if chosen is None else queue.unpacked(chosen), delayed)
 
     def limit_reached(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
-        """Return why the step has no room for a request, "" if it has."""
+        """Return why the step has no room for a request. Empty if it has."""
         for limit in self._limits:
             if reason := limit(request, builder, prompts):
                 return reason
@@ -64,13 +64,13 @@ class AdmissionRules:
 
 
 class EngineLimits:
-    """The resources that every engine has a limited number of: slots, tokens of a step, blocks.
+    """The limited resources of every engine: slots, tokens of a step, blocks.
 
     Args:
-        free_slots: of the batch; only read.
-        running: every running request; only read.
-        cache: where the blocks are.
-        encoder: keeps what requests attend to; None: the model reads tokens only.
+        free_slots: free slots of the batch; read-only.
+        running: all running requests; read-only.
+        cache: holds the blocks.
+        encoder: keeps the encoder output that requests attend to. None if the model reads only tokens.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class EngineLimits:
         ]
 
     def _preemption(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
-        """What a preemption has freed is for the requests that still run."""
+        """Blocks freed by a preemption belong to the requests that still run."""
         return "blocks" if builder.has_preempted else ""
 
     def _step_in_flight(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
-        """A preempted request starts again when all its tokens are known."""
+        """A preempted request restarts only when all its tokens are known."""
         return "in_flight" if request.num_in_flight else ""
 
     def _slots(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
