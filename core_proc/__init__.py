@@ -1,1 +1,1 @@
-"""Decides: requests, blocks and the budget of each step. Loads neither torch nor numpy, and computes nothing."""
+"""The core process: manages requests, blocks and the budget of each step. Imports neither torch nor numpy."""

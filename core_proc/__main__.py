@@ -1,4 +1,4 @@
-"""Entry of a core process."""
+"""Entry point of a core process."""
 
 import logging
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
-    """Run an engine; returns the exit code."""
+    """Run an engine and return the exit code."""
     try:
         return EngineCore(spec, reporter, stop).run()
     except WorkerFailed:

@@ -1,4 +1,4 @@
-"""`AdminCalls`: answers the calls of `octavo admin` about the requests of every frontend."""
+"""`AdminCalls`: handles `octavo admin` calls, which cover the requests of all frontends."""
 
 import logging
 from collections.abc import Callable
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class AdminCalls:
-    """Carries out operators' calls.
+    """Handles operators' calls.
 
     Args:
-        scheduler: only read.
-        quarantine: knows the live requests of every frontend.
-        aborts: ends requests.
-        clock: as the scheduler's.
+        scheduler: the scheduler; read-only.
+        quarantine: knows the live requests of all frontends.
+        aborts: aborts requests.
+        clock: the scheduler's clock.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class AdminCalls:
         clock: Callable[[], float],
     ) -> None:
         self.is_draining = False
-        """True while new requests are rejected because an operator said so."""
+        """True while new requests are rejected because an operator has requested a drain."""
         self._scheduler = scheduler
         self._quarantine = quarantine
         self._aborts = aborts
         self._clock = clock
 
     def answer(self, call: AdminCall) -> UtilityResult:
-        """Carry out a call and return its result."""
+        """Handle a call and return its result."""
         match call:
             case ListRequests(max_rows):
                 return self._list(min(max(0, max_rows), MAX_ROWS))
@@ -61,7 +61,7 @@ class AdminCalls:
                 logger.info("%s: %d requests are live", "draining" if is_draining else "accepting requests", num_live)
                 return RequestCount(num_live)
             case SetLogLevel(level):
-                # Before the change, and as a warning: a higher level would hide it.
+                # Logged before the change, and as a warning: a higher level would hide the line.
                 logger.warning("log level changes from %s to %s (octavo admin log-level)", log_settings()[0], level)
                 set_log_level(level)
                 return BoolResult(True)
@@ -93,7 +93,7 @@ class AdminCalls:
         )
 
     def _abort(self, wanted: set[RequestId] | None) -> int:
-        """Abort these requests, None: all; return how many of them are live."""
+        """Abort these requests (None: all). Return how many of them are live."""
         count = 0
         for client in self._quarantine.clients:
             live = self._quarantine.requests_of(client)

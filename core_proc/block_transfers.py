@@ -1,4 +1,4 @@
-"""`BlockTransfers`: has the workers fill blocks while steps go on, for requests that wait for them."""
+"""`BlockTransfers`: has the workers load blocks for waiting requests while steps continue."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,19 +13,19 @@ from octavo.protocol.worker_commands import LoadBlocks
 
 
 class LoadingWorkers(Protocol):
-    """What `BlockTransfers` needs of the workers."""
+    """The part of the workers' interface that `BlockTransfers` uses."""
 
     def load_blocks(self, make: MakeCommand, on_done: OnDone) -> None:
-        """Have every rank fill or store blocks while steps go on.
+        """Have every rank load or store blocks while steps continue.
 
         Args:
             make: returns the command.
-            on_done: called later with what they have answered, or that they are lost.
+            on_done: called later with the ranks' responses, or with a fault if the workers are lost.
         """
 
 
 class BlockTransfers:
-    """A step hook that sends the loads which plans have begun, and ends them when all ranks have answered."""
+    """A step hook that sends the loads begun by plans, and finishes each load when all ranks have responded."""
 
     wake_fds: Sequence[int] = ()
 
@@ -55,7 +55,7 @@ class BlockTransfers:
 
 
 def load_command(sequence: int, load: BlockLoad, folder: str = "") -> LoadBlocks:
-    """Return the command that begins a load."""
+    """Return the command that starts a load."""
     return LoadBlocks(
         sequence, load.copies_out, load.copies_in, load.from_host, load.from_files, folder, load.states_from_files
     )

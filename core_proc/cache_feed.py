@@ -1,7 +1,7 @@
-"""`CacheFeed`: tells frontends that choose between engines what this one has cached, and how busy it is.
+"""`CacheFeed`: reports the cache contents and the load of this engine to frontends that choose between engines.
 
-Costs almost nothing while no frontend watches. An update that a slow frontend does not take is not kept: its watch
-begins again with everything that is cached then.
+Costs almost nothing while no frontend watches. Updates are not queued for slow frontends: if a send fails, the watch
+restarts with everything that is cached at that time.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,26 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import CacheUpdate
 
 INTERVAL_S = 0.05
-"""Steps share an update: with 64 engines, a frontend spends 2 % of its time on updates at this interval."""
+"""Interval of updates in seconds. With 64 engines, a frontend spends 2 % of its time on updates at this interval."""
 
 MAX_CONTENTS = 4096
-"""Blocks in one message of a watch that begins: half a millisecond of the step loop."""
+"""Most blocks in one message at the start of a watch: half a millisecond of the step loop."""
 
 RETRY_S = 1.0
-"""Interval of attempts to begin the watch of a frontend that does not read."""
+"""Seconds between attempts to start the watch of a frontend that does not read."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """A frontend that watches."""
+    """The watch of one frontend."""
 
     number: int
     sequence: int = 0
-    """Of the next update."""
+    """Sequence number of the next update."""
     contents: list[bytes] | None = None
-    """Keys of what was cached when the watch began, and is still to be sent; None: it has not begun."""
+    """Keys that were cached when the watch started and were not sent yet. None if the watch has not started."""
     begin_s: float = 0.0
-    """When the watch may begin, if it has not."""
+    """When the watch may start, if it has not."""
 
 
 class CacheFeed:
@@ -52,7 +52,7 @@ class CacheFeed:
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds until `flush` has something to do; None: not before something changes."""
+        """Seconds until `flush` has work to do. None if it has none until something changes."""
         if not self._watches:
             return None
         due_s = [self._next_update_s] if self._has_news else []
@@ -64,7 +64,7 @@ class CacheFeed:
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def watch(self, client: bytes, number: int) -> None:
-        """Send a frontend everything that is cached, and changes from now on; number 0: send it nothing any more."""
+        """Send a frontend everything that is cached, and changes from now on. Number 0 ends its watch."""
         if not number:
             self._end([client])
             return
@@ -73,7 +73,7 @@ class CacheFeed:
         self._watches[client] = _Watch(number)
 
     def flush(self) -> None:
-        """Send what is due: at most one message to each frontend."""
+        """Send what is due: at most one message per frontend."""
         self._end([client for client in self._watches if not self._outbox.is_connected(client)])
         if not self._watches:
             return
@@ -94,7 +94,7 @@ class CacheFeed:
                 self._send(client, watch, stored, removed)
 
     def _end(self, clients: Sequence[bytes]) -> None:
-        """End watches; changes are collected as long as there is one."""
+        """End the watches of some frontends. Changes are collected while at least one watch is left."""
         was_watched = bool(self._watches)
         for client in clients:
             self._watches.pop(client, None)
@@ -106,9 +106,9 @@ class CacheFeed:
         return bool(self._changes) or self._num_live() != self._last_num_live
 
     def _send(self, client: bytes, watch: _Watch, stored: bytes, removed: bytes, *, starts_over: bool = False) -> None:
-        """Send changes, and a part of the contents that this frontend has not got yet.
+        """Send changes, and a part of the initial contents that this frontend has not received.
 
-        Those may be gone by now, and then their removal was perhaps already sent.
+        Contents that were evicted meanwhile are skipped: their removal may already have been sent.
         """
         if watch.contents:
             part, watch.contents = watch.contents[:MAX_CONTENTS], watch.contents[MAX_CONTENTS:]

@@ -56,24 +56,24 @@ from octavo.protocol.weights import WeightsRecord
 logger = logging.getLogger(__name__)
 
 PLANNED_AHEAD = 1
-"""Steps in flight under `async_scheduling`, beside the one that each pipeline stage computes."""
+"""Steps in flight under `async_scheduling`, in addition to the one that each pipeline stage computes."""
 
 MIN_RESTART_TIMEOUT_S = 60.0
 RESTART_TIMEOUT_FACTOR = 10.0
-"""The timeout of a restart of the workers, as a multiple of the time that their first start took."""
+"""Timeout for restarting the workers, as a multiple of the duration of their first start."""
 
 
 class EngineCore:
-    """One engine: its frontends' socket, its scheduler and its workers."""
+    """One engine: the socket for frontends, the scheduler and the workers."""
 
     def __init__(
         self, spec: CoreSpec, reporter: StartupReporter, stop: StopSignal, worker_module: str = WORKER_MODULE
     ) -> None:
-        """Bind the frontends' socket, so that a bad address fails before anything slow, and start the workers.
+        """Bind the frontends' socket and start the workers. Binding comes first, so that a bad address fails quickly.
 
         Args:
-            spec: from the parent.
-            reporter: to the parent.
+            spec: sent by the parent process.
+            reporter: reports start-up progress to the parent process.
             stop: the signals of this process.
             worker_module: the module that each worker runs.
 
@@ -100,11 +100,11 @@ class EngineCore:
             self._first_workers = launch_workers(spec, self._context, worker_module)
 
     def run(self) -> int:
-        """Start, serve until told to stop, and return the exit code.
+        """Start, serve until stopped, and return the exit code.
 
         Raises:
             StartupError: the engine did not start.
-            WorkerFailed: the workers keep failing; every frontend has been notified.
+            WorkerFailed: the workers keep failing. Every frontend has been notified.
         """
         try:
             service, loop, workers = self._start()
@@ -203,7 +203,7 @@ class EngineCore:
         return self._supervisor
 
     def _weights_record(self) -> WeightsRecord:
-        """Return what is known of the weights; the workers start meanwhile."""
+        """Return the known state of the weights. The workers are starting meanwhile."""
         predecessor = self._spec.predecessor_dir
         record = read_weights_record(Path(predecessor)) if predecessor else WeightsRecord()
         if record.version:
@@ -259,10 +259,10 @@ class EngineCore:
     def _store_blocks(
         self, config: ResolvedConfig, plan: CachePlan, scheduler: Scheduler, workers: WorkerSupervisor, identity: str
     ) -> tuple[str, PluginConnector | None]:
-        """Keep KV blocks in files or in the user's connector, if that is wanted.
+        """Set up storage of KV blocks in files or in the user's connector, if configured.
 
         Returns:
-            The folder of the files or the namespace of the connector's keys, "" if there are none; and the connector.
+            The folder of the files or the namespace of the connector's keys, "" if neither is used; and the connector.
         """
         if not config.stores_blocks:
             return "", None
@@ -292,10 +292,10 @@ class EngineCore:
         return name, plugin
 
     def _find_files(self, watch: FileWatch, scheduler: Scheduler) -> None:
-        """Let the first request find what an engine before this one has left in files."""
+        """Wait for the list of files, so that the first request can use blocks that an earlier engine has written."""
         with self._reporter.phase("listing the files of KV blocks"):
             if not watch.wait_listed(RESTART_LIST_S if self._spec.predecessor_dir else FIRST_LIST_S):
-                logger.info("listing the files of KV blocks goes on; requests find none of them until it is done")
+                logger.info("still listing the files of KV blocks; requests cannot use them until the list is complete")
         scheduler.hooks.on_step()
 
     def _engine_facts(

@@ -1,8 +1,8 @@
-"""`EncoderSchedule`: when a step encodes the media of its requests, and which results the workers keep.
+"""`EncoderSchedule`: decides in which step media are encoded, and which encoder outputs the workers cache.
 
-Results are a cache. An item whose result was evicted is encoded again when a later chunk needs it, with equal bits.
-Items have spans and digests here; what they show does not matter. An item that all tokens of a request attend to
-(cross-attention) has no spans: its result is kept as long as the request runs.
+An item whose output was evicted is encoded again when a later chunk needs it, with identical bits. The core knows only
+the spans and digests of items, not their contents. An item for cross-attention, which all tokens of a request attend
+to, has no spans: its output is kept while the request runs.
 """
 
 import sys
@@ -12,44 +12,43 @@ from octavo.core_proc.request import Request
 from octavo.protocol.media import MAX_ITEM_BYTES, EncoderInput, MediaItem, StepMedia
 
 MAX_STEP_ITEMS = 64
-"""Items that one step encodes: the buffers of a message are limited (`codec.MAX_BUFFERS`)."""
+"""Most items that one step encodes. The number of buffers per message is limited (`codec.MAX_BUFFERS`)."""
 
 
 class EncoderSchedule:
-    """The encoder cache of the workers, as the core knows it, and the encoder's part of the step being planned.
+    """The core's view of the workers' encoder cache, and the encoder's part of the step being planned.
 
     Args:
-        max_step_tokens: rows that one step encodes at most; a larger item is encoded in a step that encodes nothing
-            else.
-        max_cached_tokens: rows that the workers keep. No request has an item of more.
+        max_step_tokens: most rows that one step encodes. A larger item is encoded alone in a step.
+        max_cached_tokens: most rows that the workers cache. No item has more rows.
     """
 
     def __init__(self, max_step_tokens: int, max_cached_tokens: int) -> None:
         self._max_step_tokens, self._max_cached_tokens = max_step_tokens, max_cached_tokens
         self._cached: OrderedDict[bytes, int] = OrderedDict()
-        """Rows by digest, those used last at the end."""
+        """Rows of each cached item by digest, least recently used first."""
         self._num_cached = 0
         self._evicted: list[bytes] = []
         self._inputs: list[EncoderInput] = []
         self._places: list[tuple[int, int, int, int, int]] = []
         self._used: dict[bytes, int] = {}
-        """Digests that the step needs, with their places in `StepMedia.digests`."""
+        """Digests that the step needs, with their indices in `StepMedia.digests`."""
         self._attended: list[tuple[int, int]] = []
         self._pinned: Counter[bytes] = Counter()
-        """Digests that running requests attend to, with the number of these requests."""
+        """Digests that running requests attend to (cross-attention), with the number of these requests."""
         self._num_pinned_tokens = 0
         self.num_queries = self.num_hits = 0
-        """Items that chunks began to need, and those among them that were there."""
+        """Number of lookups of items by chunks, and number of cache hits among them."""
         self.num_encoded_tokens = 0
-        """Rows of all items that were encoded."""
+        """Number of rows of all encoded items."""
 
     @property
     def num_cached_tokens(self) -> int:
-        """Rows that the workers keep."""
+        """Number of rows that the workers cache."""
         return self._num_cached
 
     def admit(self, request: Request, num_tokens: int) -> int:
-        """Take the media of a request's next tokens into the step.
+        """Add the media of a request's next tokens to the step.
 
         Returns:
             How many of the tokens the step can compute: those before the first item that does not fit.
@@ -74,7 +73,7 @@ class EncoderSchedule:
         return num_tokens
 
     def take_step(self) -> StepMedia | None:
-        """Return the encoder's part of the step, and begin the next one; None: it has none."""
+        """Return the encoder's part of the step and begin the next step. Return None if there is no media."""
         if not self._used and not self._evicted:
             return None
         media = StepMedia(self._evicted, self._inputs, self._places, list(self._used), self._attended)
@@ -82,14 +81,15 @@ class EncoderSchedule:
         return media
 
     def has_room_to_start(self, request: Request) -> bool:
-        """Return whether there is room for what a waiting request attends to, beside what running ones attend to."""
+        """Return whether the cross-attention inputs of a waiting request fit next to those of the running requests."""
         new = [item.attended_rows for item in request.media if item.digest not in self._pinned]
         return self._num_pinned_tokens + sum(new) <= self._max_cached_tokens
 
     def start(self, request: Request) -> None:
-        """Keep what a request attends to, from now on until `leave`; it decodes after `admit` has taken all items.
+        """Keep a request's cross-attention inputs until `leave`. The request decodes only after `admit` has taken all
+        items.
 
-        A step of decodes alone brings no media, even if one row of an item is all that a prompt lacks.
+        Steps that only decode send no media, so even the last row of an item is computed as prefill.
         """
         for item in request.media:
             request.first_decode = sys.maxsize if item.attended_rows else item.end
@@ -98,7 +98,7 @@ class EncoderSchedule:
                 self._num_pinned_tokens += item.attended_rows if self._pinned[item.digest] == 1 else 0
 
     def leave(self, request: Request) -> None:
-        """A request runs no longer."""
+        """Release a request that stops running."""
         for item in request.media:
             if item.attended_rows:
                 self._pinned[item.digest] -= 1
@@ -107,13 +107,13 @@ class EncoderSchedule:
                     self._num_pinned_tokens -= item.attended_rows
 
     def forget(self, *, tells_workers: bool) -> None:
-        """Forget all results. `tells_workers`: False: they have lost them."""
+        """Forget all outputs. `tells_workers` is False if the workers have lost them."""
         self._evicted = [*self._evicted, *self._cached] if tells_workers else []
         self._cached.clear()
         self._num_cached = 0
 
     def _take(self, item: MediaItem) -> bool:
-        """Make sure that the step has the result of an item; returns False if it has no room for it."""
+        """Provide an item's output for the step. Return False if the step has no room for it."""
         digest, num_rows = item.digest, item.num_rows
         if digest in self._used:
             return True
@@ -146,7 +146,7 @@ class EncoderSchedule:
         return True
 
     def _place(self, slot: int, item: MediaItem, start: int, end: int) -> None:
-        """Note which rows of an item the positions [start, end) have."""
+        """Record which rows of an item belong at positions [start, end)."""
         first = 0
         for position, num_rows in item.spans:
             begin, stop = max(start, position), min(end, position + num_rows)

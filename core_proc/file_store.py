@@ -1,4 +1,4 @@
-"""`FileStore`: has the workers write full blocks to files, and tells the scheduler which files there are."""
+"""`FileStore`: has the workers write full blocks to files, and tells the scheduler which files exist."""
 
 import hashlib
 import logging
@@ -26,50 +26,51 @@ from octavo.protocol.worker_commands import StoreBlocks
 logger = logging.getLogger(__name__)
 
 LAYOUT_VERSION = 2
-"""Of the files; raise it when they change."""
+"""Version of the file layout. Increase it when the layout changes."""
 
 MAX_DELAY_STEPS = 16
-"""Contents wait for others, with which they share a file, during at most so many steps. A crash loses them."""
+"""Most steps that a block waits for other blocks that share its file. Waiting blocks are lost in a crash."""
 
 MIN_FREE_BLOCKS = 4 * MAX_CONTENTS
-"""If fewer blocks are free, those with contents that wait may be evicted soon."""
+"""If fewer blocks are free, blocks that wait to be written may be evicted soon."""
 
 
 class ContentWatch(Protocol):
-    """Knows which contents are kept, besides those that this engine has just written. See `FileWatch`."""
+    """Knows which blocks are stored, besides those that this engine has just written. See `FileWatch`."""
 
     def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when `take` has something."""
+        """Return the file descriptor that becomes readable when `take` has changes."""
 
     def take(self) -> list[FileChanges]:
-        """Return what has changed since the last call. Never blocks."""
+        """Return the changes since the last call. Never blocks."""
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete contents of all ranks, soon."""
+        """Schedule the deletion of these keys for all ranks."""
 
     def list_soon(self) -> None:
-        """Find out what is kept: workers have died, and how much of something they had written is not known."""
+        """List the stored keys again soon. Used when workers died and it is unknown how much they have written."""
 
     def note_written(self, num_bytes: int) -> None:
-        """Learn how much the workers have written."""
+        """Count the bytes that the workers have written."""
 
 
 class FileStore:
-    """A step hook of a scheduler, which observes its cache and states: what can be found there is written to files.
+    """A step hook that observes the scheduler's cache and states. Everything that can be looked up there is written to
+    files.
 
-    Contents are written when they are complete, not when they are evicted: what was computed before a crash is what
-    makes a restart fast. They wait a few steps for others, because a file for each would cost more than its content.
-    Workers write them as they are after the latest plan, on a thread of their own.
+    Blocks are written when they are full, not when they are evicted: after a crash, a restart is fast because of what
+    was computed before it. Blocks wait a few steps for others, because one file per block would cost more than the
+    block. Workers write the blocks in a separate thread, as they are after the latest plan.
 
     Args:
-        scheduler: of the engine.
-        workers: write.
-        folder: of this engine's files.
-        watch: of the directory.
-        block_bytes: of a block, all ranks together.
-        state_bytes: of a recurrent state, likewise.
+        scheduler: the engine's scheduler.
+        workers: write the files.
+        folder: the folder of this engine's files.
+        watch: watches the directory.
+        block_bytes: bytes of a block, all ranks together.
+        state_bytes: bytes of a recurrent state, all ranks together.
         finds: whether this engine may load what it has written.
-        min_free_blocks: if fewer blocks are free, contents do not wait for others.
+        min_free_blocks: if fewer blocks are free, blocks are written without waiting for others.
         saves: whether the workers write at all.
     """
 
@@ -95,13 +96,13 @@ class FileStore:
         self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._watch = watch
         self._wanted: dict[bytes, BlockId] = {}
-        """Contents that are complete after the latest plan, and that the workers have not been told to write."""
+        """Blocks by key that are full after the latest plan and that the workers were not yet told to write."""
         self._wanted_states: dict[bytes, BlockId] = {}
-        """Likewise, checkpoints of recurrent states by slot. They are too large to wait for others."""
+        """Slots of checkpoints of recurrent states, likewise. They are too large to wait for others."""
         self._first_wanted_step = 0
-        """Steps planned before the first of them."""
+        """Number of steps planned before the first of these blocks."""
         self._storing: set[bytes] = set()
-        """Contents that workers write now."""
+        """Keys that the workers are writing now."""
         scheduler.cache.add_observer(self)
         scheduler.hooks.add(self)
         if scheduler.cache.states is not None:
@@ -114,7 +115,7 @@ class FileStore:
 
     def on_stored(self, request: Request, index: int, group: int) -> None:
         """See `CacheObserver`."""
-        if self._saves and request.block_ids:  # none: it was loaded
+        if self._saves and request.block_ids:  # requests without blocks are being loaded
             key = request.block_hashes[index] + self._scheduler.cache.groups.key_suffixes[group]
             if not self._wanted:
                 self._first_wanted_step = self._scheduler.counters.num_steps
@@ -153,7 +154,7 @@ class FileStore:
 
     @property
     def _is_due(self) -> bool:
-        """Whether the contents that are complete should be written now."""
+        """Whether the full blocks should be written now."""
         scheduler = self._scheduler
         return (
             len(self._wanted) >= MAX_CONTENTS
@@ -167,7 +168,7 @@ class FileStore:
         return cause
 
     def _missing(self, files: FileTier, wanted: dict[bytes, BlockId], pool: BlockPool) -> dict[bytes, BlockId]:
-        """Return which of these contents no file has. Another request may have got their blocks meanwhile."""
+        """Return the blocks that are in no file yet and were not evicted meanwhile."""
         missing = [key for key in wanted if key not in files and key not in self._storing]
         return {key: wanted[key] for key in missing if pool.find(key) == wanted[key]}
 
@@ -180,7 +181,7 @@ class FileStore:
             files.num_storing -= len(blocks)
             written = [key for key in blocks if blocks[key] not in answer.missing]
             wanted = [key for key in written if key in self._storing]
-            if len(wanted) < len(written):  # something was discarded meanwhile
+            if len(wanted) < len(written):  # some blocks were discarded meanwhile
                 self._watch.delete([key for key in written if key not in self._storing])
             self._storing.difference_update(blocks)
             if answer.fault:
@@ -197,12 +198,12 @@ class FileStore:
 
 
 def open_files(directory: Path, name: str, max_bytes: int) -> tuple[str, FileWatch]:
-    """Make the folder of an engine's files, and watch the directory.
+    """Create the folder of an engine's files and start to watch the directory.
 
     Args:
-        directory: of all files.
-        name: of the folder: see `folder_name`.
-        max_bytes: of all files.
+        directory: directory of all files.
+        name: name of the folder; see `folder_name`.
+        max_bytes: limit for all files together.
 
     Raises:
         StartupError: the directory cannot be used.
@@ -219,13 +220,13 @@ def open_files(directory: Path, name: str, max_bytes: int) -> tuple[str, FileWat
 
 
 def folder_name(config: ResolvedConfig, plan: CachePlan, identity: str) -> str:
-    """Return the folder of an engine's files, in hexadecimal digits.
+    """Return the name of the folder of an engine's files, in hexadecimal digits.
 
-    Engines with one folder read one another's files: they compute the same bits and divide them alike.
+    Engines with the same folder name can read each other's files: they compute the same bits and use the same sharding.
 
     Args:
-        config: of the engine.
-        plan: of its cache.
+        config: the engine's configuration.
+        plan: the engine's cache plan.
         identity: see `octavo.protocol.identity`.
     """
     layout = [
@@ -237,6 +238,6 @@ def folder_name(config: ResolvedConfig, plan: CachePlan, identity: str) -> str:
         msgspec.to_builtins(plan.cache_groups),
         plan.host_block_bytes,
         plan.host_state_bytes,
-        msgspec.to_builtins(config.speculation),  # heads that draft have a part of each block
+        msgspec.to_builtins(config.speculation),  # the draft head has its own part of each block
     ]
     return hashlib.blake2b(msgspec.json.encode(layout, order="sorted"), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""`FileWatch`: a thread that knows which contents the pack files have, and deletes those used least recently.
+"""`FileWatch`: a thread that tracks which blocks are in pack files, and deletes the least recently used packs.
 
-Several engines may use one directory without locks: each lists it from time to time, and any of them deletes. A pack is
-there as a whole or not at all, because its writer renames it, and whoever misses one computes instead.
+Several engines can share a directory without locks: each one lists it periodically, and each one may delete files. A
+pack appears atomically, because its writer renames it. An engine that misses a deleted pack recomputes its blocks.
 """
 
 import contextlib
@@ -21,38 +21,38 @@ from octavo.protocol.log import LimitedLog
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
-"""Between two lists of the directory, unless listing takes longer than a fiftieth of it."""
+"""Seconds between two lists of the directory, or 50 times the duration of a list if that is longer."""
 SHARE_LEFT = 0.9
-"""Share of the limit that is left when files are deleted, so that this is not necessary all the time."""
+"""Fraction of the size limit that is left after a deletion, so that not every list must delete files."""
 SHARE_WRITTEN = 0.05
-"""After this share of the limit was written, the directory is listed again at once."""
+"""The directory is listed at once after this fraction of the size limit was written."""
 FIRST_LIST_S = 10.0
-"""An engine that starts waits at most so long until it knows the files."""
+"""Most seconds that a starting engine waits for the first list of files."""
 RESTART_LIST_S = 1.0
-"""A core that replaces a crashed one waits at most so long: its streams stand still meanwhile."""
+"""Most seconds that a core that replaces a crashed one waits for the first list. Its streams stall meanwhile."""
 RETRY_S = 1.0
-"""In place of `INTERVAL_S` after a failed attempt to list the directory, or to delete contents."""
+"""Used instead of `INTERVAL_S` after a failed attempt to list the directory or to delete files."""
 ABANDONED_S = 600.0
-"""A file that has not been finished for so long has lost its writer."""
+"""An unfinished file of this age in seconds has lost its writer."""
 
 _FOLDER = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """What differs from the list before: contents by key."""
+    """Differences from the previous list: block keys."""
 
     added: list[bytes]
     removed: list[bytes]
 
 
 class FileWatch:
-    """Lists the files below a directory, and keeps them below a size.
+    """Lists the files below a directory and limits their total size.
 
     Args:
-        root: of all files, of any model; nothing else in it is touched.
-        folder: below `root`, the packs of this engine: see `octavo.protocol.block_packs`.
-        max_bytes: of all files below `root`.
+        root: directory of all files, for all models; other files in it are not touched.
+        folder: the folder of this engine's packs below `root`; see `octavo.protocol.block_packs`.
+        max_bytes: limit for all files below `root`.
     """
 
     def __init__(self, root: Path, folder: Path, max_bytes: int) -> None:
@@ -68,25 +68,25 @@ class FileWatch:
         self._wakes = threading.Event()
         self._has_listed = threading.Event()
         self._packs: dict[str, tuple[bytes, ...]] = {}
-        """The keys in each pack of the first rank. Other ranks write the same ones."""
+        """Keys in each pack of the first rank. Other ranks write the same keys."""
         self._known: set[bytes] = set()
-        """The keys that `take` has reported."""
+        """Keys that `take` has reported."""
         self._reported: set[str] = set()
-        """The packs that have these keys."""
+        """Packs that contain these keys."""
         self._log = LimitedLog(logger)
         self._thread = threading.Thread(target=self._run, name="block files", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when `take` has something."""
+        """Return the file descriptor that becomes readable when `take` has changes."""
         return self._fd
 
     def wait_listed(self, timeout_s: float) -> bool:
-        """Return whether the directory has been listed once. Blocks until: it has been, or the timeout."""
+        """Return whether the directory was listed once. Blocks until: the first list is complete, or the timeout."""
         return self._has_listed.wait(timeout_s)
 
     def take(self) -> list[FileChanges]:
-        """Return what has changed since the last call. Never blocks."""
+        """Return the changes since the last call. Never blocks."""
         if not self._changes:  # perf: called after each step
             return []
         with contextlib.suppress(BlockingIOError):
@@ -96,24 +96,25 @@ class FileWatch:
         return changes
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete the packs that have these contents, of all ranks, soon."""
+        """Schedule the deletion of the packs that contain these keys, for all ranks."""
         with self._lock:
             self._unwanted.update(keys)
         self._wakes.set()
 
     def list_soon(self) -> None:
-        """List the directory now, or once more if it is being listed: files may have come of which nobody knows."""
+        """List the directory now. If a list is in progress, list it again afterwards: new files may have appeared
+        meanwhile."""
         self._wakes.set()
 
     def note_written(self, num_bytes: int) -> None:
-        """Learn how much the workers have written."""
+        """Count the bytes that the workers have written."""
         self._num_written_bytes += num_bytes
         if self._num_written_bytes > SHARE_WRITTEN * self._max_bytes:
             self._num_written_bytes = 0
             self._wakes.set()
 
     def close(self) -> None:
-        """End the thread. Blocks until: the next file of the directory, if it is being listed."""
+        """End the thread. Blocks until: the thread has handled the current file, if a list is in progress."""
         self._is_closed = True
         self._wakes.set()
         self._thread.join()
@@ -137,13 +138,13 @@ class FileWatch:
             self._wakes.clear()
 
     def _sweep(self, unwanted: set[bytes]) -> set[bytes]:
-        """Delete what must be deleted, list what is left, and report the difference.
+        """Delete what must be deleted, list the remaining files, and report the differences.
 
         Returns:
-            What of `unwanted` could not be deleted: it is not reported as found.
+            The keys of `unwanted` that could not be deleted. They are not reported as found.
 
         Raises:
-            OSError: the directory cannot be listed; nothing has changed but the files.
+            OSError: the directory cannot be listed. Only files have changed by then.
         """
         files = sorted(itertools.takewhile(lambda _: not self._is_closed, self._files()))
         if self._is_closed:
@@ -151,7 +152,7 @@ class FileWatch:
         paths = self._delete_excess(files)
         self._update_packs([path for path in paths if path.startswith(f"{self._folder / '0'}/")])
         kept = self._delete_packs_with(unwanted)
-        # perf: a union of many keys holds the GIL
+        # perf: a union of many keys would hold the GIL
         if self._is_closed or (not unwanted and self._packs.keys() == self._reported):
             return kept
         found = set().union(*self._packs.values()) - kept
@@ -164,7 +165,7 @@ class FileWatch:
         return kept
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield time of last use, size and path of each pack, and delete unfinished ones without a writer."""
+        """Yield last use, size and path of each pack, and delete unfinished files without a writer."""
         oldest_s = time.time() - ABANDONED_S
         ranks = (rank for engine in _subfolders(self._root) for rank in _subfolders(engine))
         for folder in (xx for rank in ranks for xx in _subfolders(rank)):
@@ -178,7 +179,7 @@ class FileWatch:
                             self._delete(entry.path)
 
     def _delete_excess(self, files: Sequence[tuple[float, int, str]]) -> list[str]:
-        """Delete the first files if all together exceed the limit; returns the paths of the others."""
+        """Delete the first files if the total size exceeds the limit. Return the paths of the remaining ones."""
         excess = sum([size for _, size, _ in files]) - self._max_bytes
         if excess > 0:
             excess += int((1 - SHARE_LEFT) * self._max_bytes)
@@ -191,7 +192,7 @@ class FileWatch:
         return paths
 
     def _update_packs(self, paths: Sequence[str]) -> None:
-        """Read the headers of packs that are new, and forget those that are gone."""
+        """Read the headers of new packs and forget deleted packs."""
         found = {os.path.basename(path): path for path in paths}
         for name in self._packs.keys() - found.keys():
             del self._packs[name]
@@ -209,7 +210,7 @@ class FileWatch:
                 self._log.warning("cannot read %s, a file of KV blocks: %s", found[name], error)
 
     def _delete_packs_with(self, keys: set[bytes]) -> set[bytes]:
-        """Delete the packs of all ranks that have one of these contents; returns those that could not be deleted."""
+        """Delete the packs that contain these keys, for all ranks. Return the keys that could not be deleted."""
         kept: set[bytes] = set()
         for name in [name for name, own in self._packs.items() if not keys.isdisjoint(own)]:
             if self._delete_pack(name):
@@ -219,17 +220,17 @@ class FileWatch:
         return kept
 
     def _delete_pack(self, name: str) -> bool:
-        """Delete a pack of all ranks; returns whether none is left."""
+        """Delete a pack of all ranks. Return whether none of its files is left."""
         try:
             ranks = sorted(_subfolders(self._folder), reverse=True)
         except OSError as error:
             self._log.warning("cannot list the files of KV blocks in %s: %s", self._folder, error)
             return False
-        # The first rank's pack, which is the one that is listed, goes last: what is left is found again.
+        # Only the first rank's pack is listed, so it is deleted last: an incomplete deletion is found again.
         return all(self._delete(str(pack_path(rank, name))) for rank in ranks)
 
     def _delete(self, path: str) -> bool:
-        """Delete a file; returns whether it is gone."""
+        """Delete a file. Return whether it is gone."""
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
@@ -239,7 +240,7 @@ class FileWatch:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder that this module's callers have made; [] if it is not there."""
+    """Return the subfolders that this module's callers have created. Empty if the folder does not exist."""
     try:
         with os.scandir(folder) as entries:
             return [folder / entry.name for entry in entries if _FOLDER.fullmatch(entry.name) and entry.is_dir()]

@@ -1,4 +1,4 @@
-"""Checks that hold between any two calls of the scheduler. Changes nothing; too slow for every step in production."""
+"""Invariants that hold between any two calls of the scheduler. Checking is read-only, but too slow for production."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from octavo.protocol.steps import StepPlan
 
 
 class InvariantBroken(Exception):
-    """The scheduler's state contradicts itself: a bug of the core, whatever the input was."""
+    """The scheduler's state is inconsistent. This is a bug of the core, for any input."""
 
 
 def check(scheduler: Scheduler) -> None:
     """Verify everything that can be verified from the state alone.
 
     Raises:
-        InvariantBroken: says what is wrong.
+        InvariantBroken: an invariant does not hold; the message says which.
     """
     _check_requests(scheduler)
     _check_slots(scheduler)
@@ -46,7 +46,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_requests(scheduler: Scheduler) -> None:
-    """No request is lost, doubled or in the wrong place, and each one's numbers fit together."""
+    """No request is lost, duplicated or in the wrong place, and the counters of each request are consistent."""
     waiting, running = list(scheduler.waiting), list(scheduler.running)
     num_needing_input = sum(request.needs_step_input for request in scheduler.requests.values())
     _require(scheduler.num_needing_input == num_needing_input, "requests that need step input are miscounted")
@@ -82,7 +82,7 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
     num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
-    # A request keeps the blocks of drafts that were wrong, and of steps that were not made.
+    # A request keeps the blocks of rejected drafts and of steps that were not executed.
     max_draft_tokens = scheduler.config.num_scheduler_steps - 1
     if scheduler.config.speculation is not None:
         max_draft_tokens = scheduler.config.speculation.max_depth
@@ -92,8 +92,8 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
 
 
 def _check_uncertain_tokens(scheduler: Scheduler, request: Request) -> None:
-    """A request whose drafts are verified, or that is in several steps, has no other token pending, and is not extended
-    until they are over."""
+    """A request with drafts to verify, or with several steps in one plan, has no other pending token and is not
+    extended until these are known."""
     name, num_pending, num_uncertain = request.request_id, request.num_pending_tokens, request.num_uncertain_tokens
     _require(num_pending - num_uncertain in range(3), f"{name} has {num_pending} pending tokens")
     is_alone = num_pending == num_uncertain + 1 and request.awaits_token
@@ -104,7 +104,7 @@ def _check_uncertain_tokens(scheduler: Scheduler, request: Request) -> None:
 
 
 def _check_groups(scheduler: Scheduler, request: Request) -> None:
-    """A request has all blocks that its next token reads in each cache group, and no more than windows allow."""
+    """In each cache group, a request has all blocks that its next token reads, and no more than windows allow."""
     name, groups = request.request_id, scheduler.cache.groups
     _require(len(request.block_ids) == groups.num_lists, f"{name} has blocks of {len(request.block_ids)} groups")
     firsts = [0] * groups.num_groups
@@ -123,11 +123,11 @@ def _check_groups(scheduler: Scheduler, request: Request) -> None:
 
 
 def _num_missing(scheduler: Scheduler, request: Request) -> int:
-    """Return how many more blocks a running request holds at most, with the tokens it has."""
+    """Return how many more blocks a running request may need for its current tokens."""
     groups = scheduler.cache.groups
     num_new = max(0, -(-request.num_tokens // groups.block_size) - request.num_blocks)
     num_missing = num_new * groups.num_groups
-    # A decode takes its next block before it is known what its windows pass meanwhile.
+    # A decode allocates its next block before the blocks that its windows have passed are freed.
     for group in groups.windowed if request.num_uncomputed_tokens != 1 else []:
         num_held = sum(block_id != NULL_BLOCK for block_id in request.block_ids[group.index])
         num_missing -= max(0, num_new + num_held - group.max_held)
@@ -144,7 +144,7 @@ def _check_slots(scheduler: Scheduler) -> None:
 
 
 def _check_adapters(scheduler: Scheduler) -> None:
-    """Each running request has its adapter in its slot, and the users of slots are counted correctly."""
+    """Each running request's adapter is in the request's slot, and the users of slots are counted correctly."""
     adapters = scheduler.adapters
     num_users: Counter[int] = Counter()
     for request in scheduler.running:
@@ -162,7 +162,7 @@ def _check_adapters(scheduler: Scheduler) -> None:
 
 
 def _check_batch(scheduler: Scheduler) -> None:
-    """The incrementally updated totals of the batch equal those computed from scratch."""
+    """The incrementally updated totals of the batch equal totals computed from scratch."""
     batch = scheduler.batch
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
     decoding = [request for request in goes_on if request.lacks_a_decode]
@@ -182,7 +182,7 @@ def _check_batch(scheduler: Scheduler) -> None:
 
 
 def _check_steps(scheduler: Scheduler) -> None:
-    """Steps in flight keep within their budget, and each request counts them correctly."""
+    """Steps in flight respect their budget, and each request counts them correctly."""
     num_in_flight: Counter[int] = Counter()
     num_pending: Counter[int] = Counter()
     is_pipelined = scheduler.config.pipeline_parallel_size > 1
@@ -223,7 +223,8 @@ def _check_references(
 
 
 def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
-    """Each request that has begun holds its state, and no more slots than are planned; what it writes is its own."""
+    """Each started request holds its state, at most the planned number of slots, and exclusively owns the slot it
+    writes."""
     group, size = states.group, scheduler.cache.block_size
     held = {request: states.held(request) for request in scheduler.running}
     _check_references(states.pool, held)
@@ -244,20 +245,20 @@ def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
 
 
 def _check_host(cache: PrefixCache) -> None:
-    """Each place in host memory is accounted for; those that are kept belong to loads or to what has arrived."""
+    """Each slot of host memory is accounted for. Pinned slots belong to loads, or to loaded blocks not yet in use."""
     for tier in cache.host_tiers:
         fault = tier.check(cache.loads.pins(tier))
         _require(not fault, fault)
 
 
 def _held_blocks(cache: PrefixCache, request: Request) -> list[BlockId]:
-    """Return the blocks of a request in the pool of blocks."""
+    """Return the blocks of a request in the block pool."""
     lists = request.block_ids[: cache.num_groups]
     return [block_id for block_ids in lists for block_id in block_ids if block_id != NULL_BLOCK]
 
 
 def _check_hashes(scheduler: Scheduler) -> None:
-    """The map of hashes is consistent, and a shared block holds what each of its owners believes."""
+    """The map of hashes is consistent, and a shared block holds the contents that each of its owners expects."""
     pool, size = scheduler.cache.pool, scheduler.cache.block_size
     hashed = pool.cached_blocks()
     for block_hash, block_id in hashed.items():
@@ -291,10 +292,10 @@ def _check_hashes(scheduler: Scheduler) -> None:
 
 
 def check_loss(scheduler: Scheduler) -> None:
-    """Verify, right after `lose_workers()`, that nothing is left of what only the workers had.
+    """Verify right after `lose_workers()` that nothing refers to the lost workers' memory.
 
     Raises:
-        InvariantBroken: a request, a slot, a block or a step is still counted as if they had it.
+        InvariantBroken: a request, slot, block or step still counts as if the workers had it.
     """
     check(scheduler)
     _require(not scheduler.running.first and not scheduler.in_flight, "something runs without workers")
@@ -309,11 +310,11 @@ def check_loss(scheduler: Scheduler) -> None:
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
-    """Verify, right after `plan()`, that requests that can continue do, and that they start in their order.
+    """Verify right after `plan()` that requests that can progress do, and that requests start in order.
 
     Raises:
-        InvariantBroken: requests live that may run, and neither a step in flight nor this plan moves any of them, or
-            one that waits was passed over by another.
+        InvariantBroken: live requests may run, but neither a step in flight nor this plan advances any of them; or a
+            waiting request was overtaken.
     """
     check(scheduler)
     candidate = scheduler.admission.candidate().request

@@ -1,8 +1,8 @@
-"""`KVEventPublisher`: publishes changes of the prefix cache in vLLM's format, for routers that are no part of octavo.
+"""`KVEventPublisher`: publishes changes of the prefix cache in vLLM's format, for external routers.
 
-A message has the frames topic, sequence number (8 bytes, big-endian) and batch, and so has each answer to a request to
-send batches again. A batch is msgpack: an array of time, events and engine index; events are maps with their type under
-`type`. vLLM 0.32 is the reference (vllm/distributed/kv_events.py).
+A message has three frames: topic, sequence number (8 bytes, big-endian) and batch. Replayed batches have the same
+frames. A batch is a msgpack array of time, events and engine index. Events are maps whose type is under `type`. The
+reference is vLLM 0.32 (vllm/distributed/kv_events.py).
 """
 
 import logging
@@ -32,18 +32,18 @@ _QUEUE = "inproc://kv-events"
 _END = (-1).to_bytes(8, "big", signed=True)
 _RETRY_MS = 100
 _OWN_HOSTS = ("*", "::", "ipc://", "127.0.0.1", "localhost")
-"""Addresses with one of these are bound, others connected."""
+"""Endpoints that contain one of these are bound; all others are connected."""
 _MEDIUM = "GPU"
-"""vLLM's name of the memory that the model reads, on a CPU too."""
+"""vLLM's name for the memory that the model reads; also used on CPUs."""
 _HOST_MEDIUM = "CPU"
-"""vLLM's name of the memory that keeps evicted blocks."""
+"""vLLM's name for the memory that keeps evicted blocks."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Consecutive blocks of a sequence can be found now, or a recurrent state after a block.
+    """Consecutive blocks of a sequence, or a recurrent state after a block, can now be found in the cache.
 
-    One in host memory has the fields that vLLM's offloading fills by default: its hash, its medium and its group. Its
-    tokens were in the event of its first medium.
+    For host memory, only the fields are set that vLLM's offloading sets by default: hash, medium and group. The tokens
+    were in the event for the first medium.
     """
 
     block_hashes: list[int]
@@ -61,7 +61,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Blocks cannot be found any more."""
+    """Blocks can no longer be found in the cache."""
 
     block_hashes: list[int]
     medium: str
@@ -69,7 +69,7 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """No block can be found any more."""
+    """No block can be found in the cache any more."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -84,20 +84,20 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 class KVEventPublisher:
-    """Observes a cache, and publishes its changes after each step, as a `StepHook`.
+    """Observes a cache and publishes its changes after each step, as a `StepHook`.
 
-    A checkpoint of a recurrent state is a block of its group, as in vLLM: it has the hash of the last block before it,
-    and the tokens since the last multiple of the interval of checkpoints, whose hash is that of its parent.
+    A checkpoint of a recurrent state counts as a block of its group, as in vLLM. It has the hash of the last block
+    before it, and the tokens since the previous multiple of the checkpoint interval, whose hash is its parent.
 
-    A thread sends the batches and answers requests to send them again. The step loop never waits for it: if too many
-    batches wait, later ones are dropped, which subscribers notice by the sequence number.
+    A thread sends the batches and handles replay requests. The step loop never waits for it: if too many batches are
+    queued, later ones are dropped, which subscribers notice from the sequence number.
 
     Args:
-        context: its `term` ends the thread.
+        context: the ZeroMQ context. `term` ends the thread.
         config: where to publish.
-        engine_index: of this engine.
-        groups: of the cache.
-        is_replacement: an earlier core may still have the addresses; they are bound once it is gone.
+        engine_index: index of this engine.
+        groups: the cache groups.
+        is_replacement: whether an earlier core may still use the addresses. They are bound once it has exited.
 
     Raises:
         StartupError: an address cannot be bound.
@@ -125,7 +125,7 @@ class KVEventPublisher:
         self._interval = groups.state.interval if groups.state is not None else 0
         self._events: list[KVEvent] = []
         self._last_stored: tuple[BlockStored, Request, int, int] | None = None
-        """The latest event from `on_stored`, and request, group and index of the block after its last one."""
+        """The latest event from `on_stored`, with its request, its group and the index after its last block."""
         self._sequence = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._drops = LimitedLog(logger)
@@ -142,7 +142,7 @@ class KVEventPublisher:
         threading.Thread(target=sender.run, name="KV events", daemon=True).start()
 
     def observe(self, cache: PrefixCache) -> None:
-        """Publish all changes of a cache from now on, of its states and of host memory too."""
+        """Publish all changes of a cache from now on, including its states and host memory."""
         cache.add_observer(self)
         if cache.states is not None:
             cache.states.add_observer(self)
@@ -169,7 +169,7 @@ class KVEventPublisher:
         self._events.append(self._stored(request, start // self._block_size, num_blocks, len(self._specs) - 1))
 
     def _stored(self, request: Request, first: int, end: int, group: int) -> BlockStored:
-        """Return the event of one content, which blocks `first` to `end` of a request lead to."""
+        """Return the event for blocks `first` to `end` of a request."""
         kind, window = self._specs[group]
         start, stop = first * self._block_size, end * self._block_size
         extra_keys = tuple(key.value for key in request.extra_keys if start <= key.position < stop)
@@ -241,7 +241,7 @@ class KVEventPublisher:
         return cause
 
     def close(self) -> None:
-        """Publish nothing more. The thread ends with the context."""
+        """Stop publishing. The thread ends with the context."""
         self._queue.close(linger=0)
 
 
@@ -257,14 +257,14 @@ class _Sender:
         self._queue.connect(_QUEUE)
         self._publisher.sndhwm = config.hwm
         self._closed = [(self._publisher, endpoint_of_engine(config.endpoint, engine_index))]
-        """Sockets that have no address yet."""
+        """Sockets that are not yet bound or connected."""
         if self._replayer is not None:
             assert config.replay_endpoint is not None
-            self._replayer.sndhwm = 0  # what it sends again is in memory anyway
+            self._replayer.sndhwm = 0  # no limit: replayed batches are in memory anyway
             self._closed.append((self._replayer, endpoint_of_engine(config.replay_endpoint, engine_index)))
 
     def open(self, *, is_replacement: bool) -> None:
-        """Bind or connect the sockets; leave out those whose address is in use, if they are for a replacement.
+        """Bind or connect the sockets. A replacement skips those whose address is still in use.
 
         Raises:
             StartupError: an address cannot be used.
@@ -315,7 +315,7 @@ class _Sender:
             socket.close(linger=0)
 
     def _replay(self, replayer: "zmq.Socket[bytes]") -> None:
-        """Send all batches from a sequence number on, and an empty one with the number -1."""
+        """Send all batches from a sequence number on, then an empty one with number -1."""
         client, *frames = replayer.recv_multipart()
         if len(frames) != 2 or len(frames[1]) != len(_END):
             logger.warning("a request for KV events is not an 8-byte sequence number")
@@ -327,10 +327,10 @@ class _Sender:
 
 
 def _group(block_hash: bytes) -> int:
-    """Return the cache group of a key of the pool."""
+    """Return the cache group of a block key."""
     return int.from_bytes(block_hash[HASH_BYTES:], "big")
 
 
 def _short(block_hash: bytes) -> int:
-    """Return the last 8 bytes of a hash as a number, as vLLM does by default."""
+    """Return the last 8 bytes of a hash as an integer, as vLLM does by default."""
     return int.from_bytes(block_hash[HASH_BYTES - 8 : HASH_BYTES], "big")

@@ -10,12 +10,12 @@ from octavo.protocol.steps import StepPlan, StepResult
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True, tag="opened"):
-    """The first entry: what the scheduler was made with."""
+    """The first entry: how the scheduler was created."""
 
     config: ResolvedConfig
     cache_plan: CachePlan
     version: int = PROTOCOL_VERSION
-    """Of the messages in the file."""
+    """Protocol version of the messages in the file."""
 
 
 class Submitted(msgspec.Struct, array_like=True, frozen=True, tag="submitted"):
@@ -33,7 +33,7 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, tag="aborted"):
 
 
 class Ended(msgspec.Struct, array_like=True, frozen=True, tag="ended"):
-    """`conclude`, `reject` or `fail` was called. Later plans do not depend on which."""
+    """`conclude`, `reject` or `fail` was called. Later plans do not depend on which one."""
 
     client: bytes
     request_id: RequestId
@@ -69,7 +69,7 @@ class WeightsSet(msgspec.Struct, array_like=True, frozen=True, tag="weights_set"
 
 
 class Planned(msgspec.Struct, array_like=True, frozen=True, tag="planned"):
-    """`plan` was called and returned this."""
+    """`plan` was called and returned this plan."""
 
     plan: StepPlan | None
 
@@ -84,7 +84,7 @@ class Drafted(msgspec.Struct, array_like=True, frozen=True, tag="drafted"):
     """`draft` was called."""
 
     draft_tokens: list[tuple[bytes, RequestId, IdArray]]
-    """The clients and ids of requests, and the tokens."""
+    """Client, request id and draft tokens of each request."""
 
 
 class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finished"):

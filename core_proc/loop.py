@@ -11,7 +11,7 @@ from octavo.protocol.pulse import PulseWriter
 
 
 class SupervisedWorkers(StepExecutor, Protocol):
-    """Workers that may be lost and restarted."""
+    """Workers that can be lost and restarted."""
 
     @property
     def is_ready(self) -> bool:
@@ -19,10 +19,10 @@ class SupervisedWorkers(StepExecutor, Protocol):
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds until `poll` must be called even if nothing happens; None: no limit."""
+        """Seconds until `poll` must be called even if nothing happens. None if there is no limit."""
 
     def join_steps(self) -> None:
-        """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
+        """Join steps that other engines have begun, because there is nothing to plan here. Never blocks."""
 
     def poll(self) -> list[ClientEvent]:
         """Do what is due and return events for the frontends. Never blocks."""
@@ -48,10 +48,10 @@ class StepLoop:
     def run(self, waiter: Waiter) -> None:
         """Run iterations until the service is closed.
 
-        The pulse does not beat while a step is in flight or while there are no workers: only a finished step proves
+        The pulse does not beat while a step is in flight or while there are no workers: only a completed step proves
         that the workers are alive.
         """
-        self.run_iteration(has_messages=False, has_events=False)  # for what has arrived during the start
+        self.run_iteration(has_messages=False, has_events=False)  # handle what has arrived during the start
         while self._service.is_open:
             if self._workers.is_ready and not self._scheduler.num_in_flight:
                 self._pulse.beat(has_work=False)
@@ -59,7 +59,7 @@ class StepLoop:
             self.run_iteration(has_messages=has_messages, has_events=has_events)
 
     def run_iteration(self, *, has_messages: bool, has_events: bool) -> None:
-        """Handle what has arrived and keep up to `depth` steps in flight. Never blocks.
+        """Handle incoming messages and events, and keep up to `depth` steps in flight. Never blocks.
 
         Args:
             has_messages: whether a frontend has sent a message.

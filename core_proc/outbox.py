@@ -1,6 +1,6 @@
-"""`Outbox`: sends events to frontends, and keeps and merges those that a slow frontend has not read.
+"""`Outbox`: sends events to frontends, and queues and merges the events of slow frontends.
 
-Knows which frontends are connected, and nothing of what requests are.
+Knows which frontends are connected, but nothing about requests.
 """
 
 import logging
@@ -26,27 +26,27 @@ from octavo.protocol.ids import RequestId
 logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_EVENTS = 16384
-"""A frontend with a larger backlog is dropped, and told so once it reads again. As tokens are merged, this is several
-events for each request that it can have."""
+"""A frontend with a larger backlog is dropped, and notified when it reads again. Because tokens are merged, this is
+several events for each request that it can have."""
 
 
 class Backlog:
-    """Events of one frontend in order, the tokens of each request merged into one event."""
+    """The unsent events of one frontend, in order. The tokens of each request are merged into one event."""
 
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
-        """One request at a time: the tokens of a slow frontend are merged by request."""
+        """Events about one request each: merged by request."""
         self.replies: list[Reply | FactsChanged] = []
-        """Answers to utility calls, and news of weights. They have no order relative to events."""
+        """Replies to utility calls, and notices of changed weights. Their order relative to events does not matter."""
         self._last_tokens: dict[RequestId, int] = {}
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is left to send."""
+        """True if nothing is left to send."""
         return not self.events and not self.replies
 
     def extend(self, events: Iterable[StepEvent]) -> None:
-        """Append events, or merge them into those that they continue."""
+        """Append events, or merge them into earlier events of the same request."""
         for event in split_events(events):
             self._add(event)
 
@@ -54,7 +54,7 @@ class Backlog:
         index = self._last_tokens.pop(event.request_id, None)
         if isinstance(event, Tokens):
             earlier = None if index is None else self.events[index]
-            # Tokens of different weights stay apart.
+            # Tokens sampled with different weights stay separate.
             if index is not None and isinstance(earlier, Tokens) and earlier.weight_version == event.weight_version:
                 self.events[index] = _merge(earlier, event)
             else:
@@ -65,7 +65,7 @@ class Backlog:
             self.events.append(event)
 
     def clear_events(self) -> None:
-        """Forget the events, which have been sent."""
+        """Clear the events after they were sent."""
         self.events = []
         self._last_tokens.clear()
 
@@ -82,39 +82,39 @@ class Outbox:
     ) -> None:
         self._router = router
         self.epoch = epoch
-        """Of the core that sends."""
+        """Epoch of the sending core."""
         self._clock = clock
         self._max_backlog_events = max_backlog_events
         self._backlogs: dict[bytes, Backlog] = {}
         """Backlogs of all connected frontends, in order of connection."""
         self._lost: list[bytes] = []
         self._dropped: set[bytes] = set()
-        """Dropped frontends that have not been told yet that no more events will come."""
+        """Dropped frontends that were not yet notified that no more events will come."""
         self.last_notice_s = -math.inf
-        """When a dropped frontend was last told: it may reconnect and resubmit its requests."""
+        """When a dropped frontend was last notified. It may reconnect and resubmit its requests."""
         self.has_backlog = False
-        """True while a frontend has not read everything: call `flush` again soon."""
+        """True while a frontend has unread events: call `flush` again soon."""
 
     @property
     def has_lost(self) -> bool:
-        """True when `take_lost` has something to return."""
+        """True if `take_lost` has something to return."""
         return bool(self._lost)
 
     @property
     def has_dropped(self) -> bool:
-        """True while a dropped frontend has not been told: call `flush` now and then."""
+        """True while a dropped frontend was not notified: call `flush` periodically."""
         return bool(self._dropped)
 
     def connect(self, client: bytes) -> None:
-        """Add a frontend: it gets events from now on."""
+        """Add a frontend. It receives events from now on."""
         self._backlogs.setdefault(client, Backlog())
 
     def is_connected(self, client: bytes) -> bool:
-        """True between `connect` and the loss of the frontend."""
+        """Return whether a frontend is connected and not lost."""
         return client in self._backlogs
 
     def put(self, events: Iterable[tuple[bytes, StepEvent]]) -> None:
-        """Send events, one message for each frontend; those for unknown frontends are dropped."""
+        """Send events in one message per frontend. Events for unknown frontends are dropped."""
         by_client: dict[bytes, list[StepEvent]] = {}
         for client, event in events:
             if client in by_client:
@@ -125,7 +125,7 @@ class Outbox:
         for client, added in by_client.items():
             if (backlog := self._backlogs.get(client)) is None:
                 continue
-            # perf: a frontend that reads has no backlog, and its events need not be merged.
+            # perf: a frontend without backlog receives its events directly, without merging.
             if backlog.events or not self.send(client, Events(self.epoch, added, now)):
                 backlog.extend(added)
                 self.has_backlog = True
@@ -133,19 +133,19 @@ class Outbox:
             self.flush()
 
     def reply(self, client: bytes, reply: Reply) -> None:
-        """Answer a utility call, now or as soon as the frontend reads."""
+        """Reply to a utility call, now or as soon as the frontend reads."""
         if client in self._backlogs:
             self._backlogs[client].replies.append(reply)
             self.flush()
 
     def announce(self, changed: FactsChanged) -> None:
-        """Tell every frontend about other weights, now or as soon as it reads."""
+        """Notify every frontend of changed weights, now or as soon as it reads."""
         for backlog in self._backlogs.values():
             backlog.replies.append(changed)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left, as far as the frontends read it."""
+        """Send backlogs, as far as the frontends read them."""
         for client, backlog in list(self._backlogs.items()):
             if backlog.events and self.send(client, Events(self.epoch, backlog.events, self._clock())):
                 backlog.clear_events()
@@ -161,7 +161,7 @@ class Outbox:
         self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())
 
     def send(self, client: bytes, event: Event) -> bool:
-        """Send a message; False, and the message is not kept, if the frontend is too slow to take it."""
+        """Send a message. Return False and drop the message if the frontend is too slow to accept it."""
         try:
             return self._router.send(client, event)
         except PeerLost:
@@ -170,12 +170,12 @@ class Outbox:
             return False
 
     def broadcast(self, event: StatsReport | EngineDying) -> None:
-        """Send to every frontend. This also finds those that are gone."""
+        """Send a message to every frontend. This also detects disconnected frontends."""
         for client in list(self._backlogs):
             self.send(client, event)
 
     def take_lost(self) -> list[bytes]:
-        """Return the frontends lost since the last call, whose requests nobody waits for any more."""
+        """Return the frontends lost since the last call. Nobody waits for their requests any more."""
         lost, self._lost = self._lost, []
         return lost
 

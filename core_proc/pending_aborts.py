@@ -1,4 +1,4 @@
-"""`PendingAborts`: ends requests, a bounded number in each iteration of the loop."""
+"""`PendingAborts`: aborts a bounded number of requests per loop iteration."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -6,11 +6,11 @@ from itertools import islice
 from octavo.protocol.ids import RequestId
 
 MAX_ABORTS_AT_ONCE = 256
-"""Requests aborted per iteration of the loop, so that losing a frontend with many requests does not delay steps."""
+"""Most requests aborted per loop iteration, so that losing a frontend with many requests does not delay steps."""
 
 
 class PendingAborts:
-    """Requests of frontends that are to be aborted. Those that this iteration may not abort wait for later ones.
+    """Requests to be aborted. Requests beyond the limit of an iteration wait for later iterations.
 
     Args:
         end: aborts requests of a frontend now.
@@ -19,19 +19,19 @@ class PendingAborts:
     def __init__(self, end: Callable[[bytes, list[RequestId]], None]) -> None:
         self._end = end
         self._waiting: dict[bytes, dict[RequestId, None]] = {}
-        """By client."""
+        """Waiting request ids by client."""
         self._num_left = 0
-        """Requests that this iteration may still abort."""
+        """Number of requests that this iteration may still abort."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def begin_iteration(self) -> None:
-        """Allow the aborts of another iteration."""
+        """Reset the limit for a new iteration."""
         self._num_left = MAX_ABORTS_AT_ONCE
 
     def add(self, client: bytes, request_ids: list[RequestId]) -> None:
-        """Abort requests, as many as this iteration allows; later ones abort the others."""
+        """Abort requests up to the limit of this iteration. Later iterations abort the rest."""
         if not self._waiting and len(request_ids) <= self._num_left:
             self._num_left -= len(request_ids)
             self._end(client, request_ids)
@@ -39,7 +39,7 @@ class PendingAborts:
             self._waiting.setdefault(client, {}).update(dict.fromkeys(request_ids))
 
     def proceed(self) -> None:
-        """Abort those that wait, as many as this iteration allows."""
+        """Abort waiting requests up to the limit of this iteration."""
         while self._waiting and self._num_left:
             client, waiting = next(iter(self._waiting.items()))
             request_ids = list(islice(waiting, self._num_left))
@@ -47,7 +47,7 @@ class PendingAborts:
             self.finish(client, request_ids)
 
     def finish(self, client: bytes, request_ids: list[RequestId]) -> None:
-        """Abort requests now, whatever this iteration allows."""
+        """Abort requests now, regardless of the limit."""
         if waiting := self._waiting.get(client):
             for request_id in request_ids:
                 waiting.pop(request_id, None)
@@ -56,5 +56,5 @@ class PendingAborts:
         self._end(client, request_ids)
 
     def is_waiting(self, client: bytes, request_id: RequestId) -> bool:
-        """Return whether a request waits to be aborted."""
+        """Return whether a request is waiting to be aborted."""
         return request_id in self._waiting.get(client, ())

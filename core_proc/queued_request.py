@@ -1,6 +1,6 @@
-"""`QueuedRequest`: a request that has not started, in little memory: 100,000 of them may wait.
+"""`QueuedRequest`: a compact form of a request that has not started. 100,000 of them may wait.
 
-Admission unpacks a request into a `Request` when it is among the first of the queue.
+Admission unpacks a queued request into a `Request` when it is among the first of the queue.
 """
 
 import functools
@@ -17,19 +17,20 @@ from octavo.protocol.params import RequestParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
 _HEAD = struct.Struct("<dQQ")
-"""When the request was queued, its seed and its `max_tokens`. The token ids of the prompt follow."""
+"""Time of queueing, seed and `max_tokens`. The token ids of the prompt follow."""
 
 _MAX_SHARED = 1024
 _MAX_SHARED_BYTES = 4096
-"""Larger parameters are not kept for later requests: with long lists of tokens they would take too much memory."""
+"""Larger parameters are not shared with later requests: with long lists of tokens the cache would need too much
+memory."""
 
 
 class SharedFields(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The fields of a request that are the same in many: one object for all of them."""
+    """Fields with the same values in many requests: all these requests share one object."""
 
     client: bytes
     params: RequestParams
-    """Sampling parameters with a made-up seed and `max_tokens`, which differ between requests; or others."""
+    """For sampling, `seed` and `max_tokens` are placeholders, because they differ between requests."""
     cache_salt: str | None
     adapter: Adapter | None
     stream_interval: int
@@ -40,20 +41,20 @@ _decoder = msgspec.msgpack.Decoder(SharedFields)
 
 @functools.lru_cache(maxsize=_MAX_SHARED)
 def _shared_fields(encoded: bytes) -> SharedFields:
-    # Keyed by the encoded form, because 0.0 == -0.0 and 1 == True.
+    # The key is the encoded form, because 0.0 == -0.0 and 1 == True.
     return _decoder.decode(encoded)
 
 
 class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """A request that waits and has no outputs, no grammar, no prompt embeddings, no media and no blocks for others.
+    """A waiting request without outputs, grammar, prompt embeddings, media or KV transfer.
 
-    Has the attributes of a `Request` that others read.
+    It has the attributes of a `Request` that other modules read.
     """
 
     shared: SharedFields
     request_id: RequestId
     order: int
-    """Its unique position among all requests."""
+    """Unique position among all requests."""
     packed: bytes
 
     state: ClassVar[RequestState] = RequestState.WAITING
@@ -77,17 +78,17 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     @property
     def key(self) -> RequestKey:
-        """Name of the request in this core."""
+        """Key of the request in this core."""
         return (self.shared.client, self.request_id)
 
     @property
     def adapter(self) -> Adapter | None:
-        """Its LoRA adapter."""
+        """LoRA adapter of the request."""
         return self.shared.adapter
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Number of prompt tokens."""
         return (len(self.packed) - _HEAD.size) // ID_BYTES
 
     @property
@@ -98,12 +99,12 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     @property
     def time_queued(self) -> float:
-        """When it was submitted, on the scheduler's clock."""
+        """When the request was submitted, on the scheduler's clock."""
         time_queued: float = _HEAD.unpack_from(self.packed)[0]
         return time_queued
 
     def unpack(self) -> Request:
-        """Return the same request in the form in which it can run."""
+        """Return the same request in the form that can run."""
         time_queued, seed, max_tokens = _HEAD.unpack_from(self.packed)
         shared = self.shared
         submit = Submit(
@@ -121,7 +122,7 @@ LiveRequest = Request | QueuedRequest
 
 
 def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveRequest:
-    """Return a new request, packed if possible. Its parameters have been checked."""
+    """Return a new request, packed if possible. The parameters must have been checked."""
     is_plain = submit.grammar is None and submit.prompt_embeds is None and submit.kv_transfer is None
     if not is_plain or submit.media or submit.resume_output_token_ids:
         return Request(client, submit, order, now)
@@ -143,7 +144,7 @@ def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveR
 
 
 def _with_own(params: RequestParams, seed: int, max_tokens: int) -> RequestParams:
-    """Return parameters with what differs between the requests of a client."""
+    """Return parameters with this seed and this `max_tokens`. Pooling parameters are returned unchanged."""
     if not isinstance(params, SamplingSpec):
         return params
     return msgspec.structs.replace(params, seed=seed, max_tokens=max_tokens)

@@ -1,6 +1,6 @@
-"""Recordings of a scheduler's calls: written while the engine runs, and run again later.
+"""Recordings of a scheduler's calls: written while the engine runs, and replayed later.
 
-A file is a sequence of `LogEntry` messages, each a 4-byte little-endian length and a msgpack body.
+A file is a sequence of `LogEntry` messages: a 4-byte little-endian length, then a msgpack body.
 """
 
 import contextlib
@@ -44,18 +44,18 @@ _LENGTH = struct.Struct("<I")
 
 
 class Recorder:
-    """Observes a scheduler and writes every call to a file. A full disk ends the recording with a log line; the engine
-    continues.
+    """Observes a scheduler and writes every call to a file. If the disk is full, the recording ends with a log line and
+    the engine continues.
 
     Raises:
-        ConfigError: the file cannot be begun.
+        ConfigError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, config: ResolvedConfig, cache_plan: CachePlan) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=wire_bytes)
         self._path = path
         self._is_whole = True
-        """False once a write has failed."""
+        """False after a write has failed."""
         try:
             self._file = path.open("wb")
             with contextlib.ExitStack() as unless_begun:
@@ -80,7 +80,7 @@ class Recorder:
             self._give_up(error)
 
     def close(self) -> None:
-        """Finish the file. A recording that was never closed can be read up to its last whole entry."""
+        """Close the file. A recording that was not closed can be read up to its last complete entry."""
         if not self._is_whole:
             return
         try:
@@ -93,7 +93,7 @@ class Recorder:
         return _LENGTH.pack(len(body)) + body
 
     def _give_up(self, error: OSError) -> None:
-        """End the recording where it is."""
+        """End the recording at this point."""
         self._is_whole = False
         logger.error("stopped recording steps in %s: %s; the engine continues", self._path, error.strerror)
         self._discard()
@@ -108,22 +108,22 @@ class Replay:
     """The outcome of a replay."""
 
     num_plans: int
-    """Plans compared, the first that differs included."""
+    """Number of plans compared, including the first one that differs."""
     recorded: StepPlan | None = None
     replayed: StepPlan | None = None
-    """The first pair that differs; both None when there is none."""
+    """The first pair of plans that differ. Both are None if no plans differ."""
 
     @property
     def is_identical(self) -> bool:
-        """True when every plan came out as recorded."""
+        """True if every plan equals the recorded one."""
         return self.recorded is None and self.replayed is None
 
 
 def read_recording(path: Path) -> Iterator[LogEntry]:
-    """Yield the entries of a recording, without one that was cut short at the end.
+    """Yield the entries of a recording, except for a truncated last entry.
 
     Raises:
-        ProtocolError: this is no recording, or one of another version.
+        ProtocolError: the file is not a recording, or has another version.
     """
     decoder: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry, dec_hook=wire_value)
     with path.open("rb") as file:
@@ -144,7 +144,7 @@ def replay(entries: Iterator[LogEntry]) -> Replay:
     """Feed the recorded inputs to a new scheduler and compare its plans, up to the first difference.
 
     Raises:
-        ProtocolError: the recording does not start with `Opened`, or is of another version.
+        ProtocolError: the recording does not start with `Opened`, or has another version.
     """
     opened = next(entries, None)
     if not isinstance(opened, Opened):
@@ -165,7 +165,7 @@ def replay(entries: Iterator[LogEntry]) -> Replay:
 
 
 def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
-    """Make a recorded call that returns nothing to compare."""
+    """Repeat a recorded call whose result is not compared."""
     match entry:
         case Submitted():
             scheduler.submit(entry.client, entry.submit)

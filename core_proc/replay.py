@@ -1,4 +1,4 @@
-"""The program behind `scripts/replay`: shows whether this scheduler plans as the recorded one did."""
+"""The program behind `scripts/replay`: shows whether this scheduler makes the same plans as the recorded one."""
 
 import argparse
 import sys

@@ -25,7 +25,7 @@ class RequestState(Enum):
     WAITING = "waiting"
     """In the queue: not yet started, or preempted."""
     SWAPPED = "swapped"
-    """Waits for contents of blocks that are copied to the device, and holds nothing itself."""
+    """Waits while its blocks are copied to the device. Holds no slot and no blocks."""
     RUNNING = "running"
     """Holds a slot and blocks."""
     FINISHED = "finished"
@@ -35,7 +35,7 @@ class RequestState(Enum):
 REQUEST_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.SWAPPED, RequestState.FINISHED}),
     RequestState.SWAPPED: frozenset({RequestState.WAITING, RequestState.FINISHED}),
-    # Back to waiting is preemption by recompute.
+    # RUNNING -> WAITING is preemption by recompute.
     RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),
 }
@@ -45,7 +45,7 @@ _MAX_SHARED_STOP_TOKENS = 64
 
 
 def stop_tokens_of(sampling: SamplingSpec) -> frozenset[TokenId]:
-    """Return the tokens that may end a request, and those that stand for something else."""
+    """Return the tokens that may end a request, and the special ids that are not tokens."""
     if len(sampling.eos_token_ids) + len(sampling.stop_token_ids) <= _MAX_SHARED_STOP_TOKENS:
         return _shared_stop_tokens(tuple(sampling.eos_token_ids), tuple(sampling.stop_token_ids))
     return frozenset((NO_TOKEN, POOLED, *sampling.eos_token_ids, *sampling.stop_token_ids))
@@ -53,21 +53,21 @@ def stop_tokens_of(sampling: SamplingSpec) -> frozenset[TokenId]:
 
 @functools.lru_cache(maxsize=256)
 def _shared_stop_tokens(eos: tuple[TokenId, ...], stop: tuple[TokenId, ...]) -> frozenset[TokenId]:
-    """Most requests have the same: one set for all of them."""
+    """Return one shared set for all requests with these ids: most requests have the same ones."""
     return frozenset((NO_TOKEN, POOLED, *eos, *stop))
 
 
 _ONE_RESULT = SamplingSpec(max_tokens=1, seed=0)
-"""Of a request that generates nothing: its result takes the place of the first token."""
+"""Sampling parameters of a request without output tokens. Its result takes the place of the first token."""
 
 NO_LIST: Any = ()
-"""perf: stands for an empty list in the many requests that wait; it cannot be changed."""
+"""perf: an immutable stand-in for an empty list, because many requests wait."""
 
 
 class Request:
-    """One sequence being generated, or pooled: then its result is sampled like a token, and ends it.
+    """One sequence that is generated or pooled. A pooled result is sampled like a token and ends the request.
 
-    Invariant: `token_ids` holds the known tokens; `num_tokens` also counts those that steps in flight sample. Work is
+    Invariant: `token_ids` holds the known tokens; `num_tokens` also counts tokens that steps in flight sample. Work is
     left while `num_computed_tokens < num_tokens`. There is no other notion of prefill and decode.
     """
 
@@ -125,46 +125,49 @@ class Request:
         self.client = client
         self.request_id = submit.request_id
         self.params = submit.params
-        """What it computes."""
+        """Sampling, pooling or alignment parameters."""
         self.sampling = submit.params if isinstance(submit.params, SamplingSpec) else _ONE_RESULT
         self.first_decode = 0
-        """The position from which on its tokens need nothing of the encoder: see `EncoderSchedule.start`."""
+        """First position that needs nothing from the encoder; see `EncoderSchedule.start`."""
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
         self.adapter = submit.adapter
         self.adapter_slot = NO_ADAPTER
-        """While it runs: where the workers have its adapter."""
+        """Worker slot of its adapter, while it runs."""
         self.kv_transfer = submit.kv_transfer
-        """What it leaves for another engine; when it has finished: how to take it. None: nothing."""
+        """What the request leaves for another engine, or how to fetch it once the request has finished. None if
+        nothing."""
         self.prompt_embeds = submit.prompt_embeds
-        """Prompt embeddings; None: it has none."""
+        """Prompt embeddings. None if it has none."""
         self.media = submit.media
         """Its images and other media."""
         self.needs_step_input = submit.grammar is not None
-        """A step hook sends the workers something for each of its samples, after the plan."""
+        """Whether a step hook sends the workers input for each of its samples, after the plan."""
         self.stream_interval = submit.stream_interval
         self.pending_output: PendingOutput | None = None
-        """Tokens that its frontend does not know yet, under a `stream_interval` above 1."""
+        """Tokens not yet sent to the frontend, if `stream_interval` is above 1."""
         self.order = order
-        """Its unique position among all requests: the lowest is served first and preempted last."""
+        """Unique position among all requests: the lowest is served first and preempted last."""
         self.state = RequestState.WAITING
         self.token_ids: IdArray = pack_ids(submit.prompt_token_ids)
-        """Prompt and all outputs that are known."""
+        """Prompt and all known outputs."""
         self.token_ids.extend(submit.resume_output_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + self.sampling.max_tokens
-        """The length at which it ends at the latest. The scheduler lowers it to the model's limit."""
+        """Length at which the request ends at the latest. The scheduler lowers it to the model's limit."""
         self.stop_tokens = stop_tokens_of(self.sampling)
         """Tokens after which `find_stop` must be called."""
         self.num_computed_tokens = 0
-        """Positions whose KV is computed or scheduled. Workers execute plans in order, so there is no difference."""
+        """Positions whose KV is computed or scheduled. Workers execute plans in order, so the difference does not
+        matter."""
         self.num_pending_tokens = 0
-        """Outputs that steps in flight sample: their ids are not known yet."""
+        """Outputs that steps in flight sample. Their ids are not known yet."""
         self.num_uncertain_tokens = 0
-        """Those among them that may not come: drafts that a step in flight verifies, or the tokens of all but the first
-        step of a plan. The positions before them are among the computed ones, and are taken back if they do not."""
+        """Pending tokens that may not materialize: drafts under verification, or the tokens of all but the first step
+        of a plan. The positions before them count as computed, which is undone if they do not materialize."""
         self.awaits_token = False
-        """Whether it may be extended only when its last token is known, because some of them may not come."""
+        """Whether the request may be extended only when its last token is known, because some tokens may not
+        materialize."""
         self.num_in_flight = 0
         """Steps in flight that include this request."""
         self.is_decoding = False
@@ -175,11 +178,12 @@ class Request:
         """perf: below this number of known tokens, the next token is only appended and sent."""
         self.slot: SlotId | None = None
         self.block_ids: list[list[BlockId]] = NO_LIST
-        """Of each cache group, `num_blocks` long; `NULL_BLOCK` stands for a block that its window has passed."""
+        """Blocks of each cache group, `num_blocks` per group. `NULL_BLOCK` replaces a block outside the group's
+        window."""
         self.first_blocks: list[int] = NO_LIST
-        """Of each cache group, the index of the first block that the request holds; () if there are no windows."""
+        """Index of the first block held in each cache group. Empty if there are no windows."""
         self.num_blocks = self.num_announced_blocks = 0
-        """Blocks of each cache group, and those among them that were sent to the workers: the first ones."""
+        """Blocks per cache group, and how many leading ones of these were sent to the workers."""
         self.num_hashed_blocks = 0
         """Leading blocks whose hashes are in the prefix cache."""
         self.block_hashes: list[bytes] = NO_LIST
@@ -187,23 +191,23 @@ class Request:
         self.num_cached_tokens = 0
         """Prompt tokens taken from the prefix cache before the first preemption."""
         self.weight_version = 0
-        """Of the weights that draw its tokens; set when it runs."""
+        """Version of the weights that sample its tokens; set when it starts."""
         self.is_mixed = False
-        """Its keys and values were computed with the weights of several versions: nothing of them is shared."""
+        """True if its KV was computed with several versions of the weights. It is not shared then."""
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         """Positions whose KV was computed before the latest preemption. The prefix cache may still have some of it."""
         self.prompt_logprobs: list[TokenLogprobs | None]
-        """Collected over the prompt's chunks, from its start on; the first token has no logprob."""
+        """Logprobs of the prompt, collected over its chunks. The first token has none."""
         self.is_resumed = bool(submit.resume_output_token_ids)
-        """An earlier core has delivered some of its outputs, and everything that is sent with the first one."""
+        """True if an earlier core has sent some of its outputs, and everything that is sent with the first one."""
         self.has_delivered_prompt_logprobs = self.is_resumed
         self.time_queued = now
         self.time_scheduled = self.time_first_token = 0.0
 
     @property
     def key(self) -> RequestKey:
-        """Name of the request in this core."""
+        """Key of the request in this core."""
         return (self.client, self.request_id)
 
     @property
@@ -213,17 +217,17 @@ class Request:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether its prompt may be as long as the model allows: no token follows."""
+        """Whether the request has no output tokens. Its prompt may be as long as the model allows."""
         return self.sampling is _ONE_RESULT
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and outputs, including those that are still being sampled."""
+        """Prompt and outputs, including pending outputs."""
         return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_known_outputs(self) -> int:
-        """Outputs whose ids are known."""
+        """Number of outputs whose ids are known."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -233,24 +237,24 @@ class Request:
 
     @property
     def lacks_a_decode(self) -> bool:
-        """Whether one token is left to compute, which needs nothing of the encoder of media."""
+        """Whether exactly one token is left to compute and it needs nothing from the encoder."""
         return self.num_tokens - self.num_computed_tokens == 1 and self.num_computed_tokens >= self.first_decode
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """False if all of its tokens must be computed."""
+        """False if all its tokens must be computed."""
         return not self.params.skip_reading_prefix_cache
 
     @property
     def is_first_run(self) -> bool:
-        """True until a preemption or a resume. Tokens computed later have been counted before."""
+        """True until a preemption or a resume. Tokens that are computed after that were already counted."""
         return self.num_preemptions == 0 and not self.is_resumed
 
     def move(self, target: RequestState) -> None:
-        """Change state.
+        """Change the state.
 
         Raises:
-            IllegalTransition: the table has no such move.
+            IllegalTransition: the state machine does not allow this transition.
         """
         if target not in REQUEST_TRANSITIONS[self.state]:
             raise IllegalTransition(f"request {self.request_id}: {self.state.value} to {target.value}")

@@ -1,4 +1,4 @@
-"""`RequestMap`: values by request, in one dict for each client."""
+"""`RequestMap`: values by request key, in one dict per client."""
 
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
@@ -6,15 +6,15 @@ from typing import Generic, TypeVar
 from octavo.protocol.ids import RequestId
 
 RequestKey = tuple[bytes, RequestId]
-"""A frontend's identity and its id for the request. Two frontends may choose the same id."""
+"""Identity of the frontend, and its id for the request. Two frontends may choose the same id."""
 
 Value = TypeVar("Value")
 
 
 class RequestMap(Generic[Value]):
-    """A mapping from request keys, which also lists the requests of one client.
+    """A mapping from request keys that can also list the requests of one client.
 
-    perf: it holds no keys, only ids. A dict with keys would take 90 bytes more for each request.
+    perf: it stores ids instead of keys. A dict with tuple keys would take 90 bytes more per request.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class RequestMap(Generic[Value]):
         return self._length
 
     def __iter__(self) -> Iterator[RequestKey]:
-        """Yield the keys, client by client, those of a client in order of arrival."""
+        """Yield the keys, grouped by client and in order of arrival within a client."""
         return ((client, request_id) for client, values in self._by_client.items() for request_id in values)
 
     def __contains__(self, key: RequestKey) -> bool:
@@ -40,12 +40,12 @@ class RequestMap(Generic[Value]):
         values[key[1]] = value
 
     def get(self, key: RequestKey) -> Value | None:
-        """Return a value, None if the key is missing."""
+        """Return a value. Return None if the key is missing."""
         values = self._by_client.get(key[0])
         return None if values is None else values.get(key[1])
 
     def pop(self, key: RequestKey) -> Value | None:
-        """Remove and return a value, None if the key is missing."""
+        """Remove and return a value. Return None if the key is missing."""
         client, request_id = key
         if (values := self._by_client.get(client)) is None or request_id not in values:
             return None

@@ -1,6 +1,6 @@
 """`FrontendService`: handles the messages of frontends. The only module that knows both messages and scheduler.
 
-Decides nothing about steps, and never blocks. The work of one iteration is bounded for any input.
+Decides nothing about steps and never blocks. The work per iteration is bounded for any input.
 """
 
 import logging
@@ -62,11 +62,11 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
-"""Interval of attempts to send to a slow frontend: its socket does not signal that it has room again."""
+"""Seconds between attempts to send to a slow frontend: its socket does not signal when it has room again."""
 DROPPED_RETRY_S = 1.0
-"""Interval of attempts, in an idle engine, to tell a dropped frontend that it was dropped."""
+"""Seconds between attempts of an idle engine to notify a dropped frontend."""
 FLUSH_TIMEOUT_S = 2.0
-"""How long a draining core with no requests left waits for slow frontends to read their last events."""
+"""Seconds that a draining core without requests waits for slow frontends to read their last events."""
 
 
 class FrontendService:
@@ -118,12 +118,12 @@ class FrontendService:
 
     @property
     def has_waited_enough(self) -> bool:
-        """True when the time for slow frontends to read their last events is over."""
+        """True if the time for slow frontends to read their last events is over."""
         return 0.0 < self._flush_deadline <= self._clock()
 
     @property
     def timeout_s(self) -> float | None:
-        """How long the core may sleep; None: until something happens."""
+        """Seconds that the core may sleep. None if it may sleep until something happens."""
         timeouts_s = (self._own_timeout_s, self._cache_feed.timeout_s)
         return min((timeout_s for timeout_s in timeouts_s if timeout_s is not None), default=None)
 
@@ -142,21 +142,21 @@ class FrontendService:
 
     @property
     def _awaits_frontends(self) -> bool:
-        """True while slow frontends, and dropped ones that may reconnect, get time to read."""
+        """True while slow frontends, and dropped ones that may reconnect, have time left to read."""
         now = self._clock()
         owes = self._outbox.has_backlog or self._outbox.has_dropped
         return (owes and not self.has_waited_enough) or now < self._outbox.last_notice_s + FLUSH_TIMEOUT_S
 
     @property
     def _needs_another_iteration(self) -> bool:
-        """True when an iteration must follow the end of the last request, though no event would wake the core."""
+        """True if an iteration must follow the end of the last request, although no event would wake the core."""
         return self._is_busy or self._state is not ProcessState.READY
 
     def serve(self, *, has_messages: bool = True) -> None:
         """Run one iteration: signals, messages, lost frontends, and everything that is due.
 
         Args:
-            has_messages: whether frontends may have sent messages; otherwise the socket is not read.
+            has_messages: whether frontends may have sent messages. If not, the socket is not read.
         """
         self._aborts.begin_iteration()
         if self._stop.count:
@@ -180,7 +180,7 @@ class FrontendService:
         self._cache_feed.flush()
 
     def advance(self) -> bool:
-        """Continue changes of weights; return whether steps may be planned now."""
+        """Advance a change of weights in progress. Return whether steps may be planned now."""
         if self._weights is None:
             return True
         self._weights.advance()
@@ -188,24 +188,24 @@ class FrontendService:
 
     @property
     def has_forwarded(self) -> bool:
-        """Whether a request lives that is not held back."""
+        """Whether any live request is not held in quarantine."""
         return self._scheduler.has_requests or self._num_preparing > 0 or bool(self._aborts)
 
     def is_connected(self, client: bytes) -> bool:
-        """Whether a frontend is there."""
+        """Return whether a frontend is connected."""
         return self._outbox.is_connected(client)
 
     def abort_all(self) -> None:
-        """End all live requests with finish reason "abort", now or in later iterations."""
+        """Abort all live requests with finish reason "abort", now or in later iterations."""
         for client in self._quarantine.clients:
             self._aborts.add(client, self._quarantine.requests_of(client))
 
     def hold(self, *, is_open: bool) -> None:
-        """Hold new requests back, or none any more."""
+        """Hold new requests back; stop holding them if `is_open`."""
         self._quarantine.hold(is_open=is_open)
 
     def announce(self, changed: FactsChanged) -> None:
-        """Tell every frontend, and those that connect later, which weights there are."""
+        """Announce the current weights to every frontend, including those that connect later."""
         self._facts = msgspec.structs.replace(self._facts, **msgspec.structs.asdict(changed))
         self._outbox.announce(changed)
 
@@ -218,12 +218,13 @@ class FrontendService:
             self._outbox.put(events)
 
     def announce_failure(self, cause: str) -> None:
-        """Tell every frontend why this process is about to exit. They keep the requests: the next core may continue."""
+        """Notify every frontend why this process is about to exit. They keep their requests: the next core may continue
+        them."""
         self._outbox.flush()
         self._outbox.broadcast(EngineDying(cause))
 
     def announce_shutdown(self) -> None:
-        """Tell every frontend that this was an orderly shutdown."""
+        """Notify every frontend that this was an orderly shutdown."""
         self._outbox.flush()
         self._outbox.broadcast(EngineDying(""))
 
@@ -235,7 +236,7 @@ class FrontendService:
             self.abort_all()
 
     def _drain(self) -> None:
-        """Stop once all requests have ended and frontends have read their last events, or had time to."""
+        """Stop once all requests have ended, and frontends have read their last events or the time for that is over."""
         if self._has_requests:
             self._flush_deadline = 0.0
             return
@@ -276,29 +277,30 @@ class FrontendService:
         self._outbox.send(client, Welcome(self._facts))
 
     def _reject(self, client: bytes, rejected: Refused) -> None:
-        # The last messages of a frontend that has just disconnected also end here: not worth a log line.
+        # The last messages of a frontend that has just disconnected also end here, so `send` fails and nothing is
+        # logged.
         if self._outbox.send(client, rejected):
             self._rejections.warning("rejected frontend %s: %s", client.hex(), rejected.message)
 
     def _answer_malformed(self, client: bytes, message: Malformed) -> None:
-        """Answer a message that cannot be decoded, if it still says which request or call it was."""
+        """Reply to a message that cannot be decoded, if its request id or call id can still be read."""
         if message.request_id is not None:
             failed = Failed(message.request_id, FailureKind.INVALID, f"the request cannot be read: {message.fault}")
-            # A live request with the same id was decoded earlier, and goes on.
+            # A live request with the same id was decoded earlier and continues.
             if not self._quarantine.is_live((client, message.request_id)):
                 self.deliver([(client, failed)])
         elif message.call_id is not None:
             self._outbox.reply(client, Reply(message.call_id, CallFailed(f"cannot be read: {message.fault}")))
 
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        # A continued request was accepted before the drain began, so it is finished.
+        # A continued request was accepted before the drain began, so it may finish.
         is_late = self._state is not ProcessState.READY and (not submit.is_continued or self._stop.count > 1)
         if is_late or (self._admin.is_draining and not submit.is_continued):
             state = "is shutting down" if is_late else "drains (octavo admin drain) until octavo admin resume"
             message = f"the engine {state}, and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         if self._aborts.is_waiting(client, submit.request_id):
-            # The frontend has aborted the request with this id, so it may use the id again.
+            # The frontend has aborted the request with this id, so it may reuse the id.
             self._aborts.finish(client, [submit.request_id])
         return self._quarantine.submit(client, submit)
 
@@ -311,7 +313,7 @@ class FrontendService:
         if submit.kv_transfer is not None and not submit.is_continued:
             message = f"{PARAMS}: this engine exchanges no KV blocks: start it with --kv-transfer-config"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
-        if submit.kv_transfer is not None:  # it was accepted by another engine, which has died
+        if submit.kv_transfer is not None:  # it was accepted by another engine that has died
             submit = msgspec.structs.replace(submit, kv_transfer=None)
         return self._start(client, submit)
 
@@ -320,18 +322,18 @@ class FrontendService:
         return submit_to.submit(client, submit)
 
     def _start_transferred(self) -> None:
-        """Start the requests whose blocks have come from another engine, or will not come."""
+        """Start the requests whose blocks have arrived from another engine, or will not arrive."""
         if self._connector is not None:
             for client, submit in self._connector.take_ready():
                 self.deliver(self._start(client, submit))
 
     @property
     def _num_preparing(self) -> int:
-        """Requests that wait for something before the scheduler gets them."""
+        """Number of requests that wait for a grammar or for blocks before the scheduler receives them."""
         return self._grammars.num_waiting + (self._connector.num_waiting if self._connector else 0)
 
     def _ended(self, events: list[ClientEvent]) -> list[RequestId]:
-        """Return the requests that have ended; a rejected second one of the same id is none."""
+        """Return the ids of requests that have ended. A rejected duplicate of a live id does not count."""
         ends = [(client, event.request_id) for client, event in events if isinstance(event, Failed | Finished)]
         return [key[1] for key in ends if not self._is_live(key)]
 
@@ -340,17 +342,17 @@ class FrontendService:
         return is_fetching or key in self._scheduler.requests or self._grammars.is_waiting(key)
 
     def _abort_lost(self) -> None:
-        """Abort everything of the frontends that are gone."""
+        """Abort all requests of disconnected frontends."""
         for client in self._outbox.take_lost():
             if request_ids := self._quarantine.requests_of(client):
-                logger.info("aborting %d requests of frontend %s, which is gone", len(request_ids), client.hex())
+                logger.info("aborting %d requests of disconnected frontend %s", len(request_ids), client.hex())
                 self._aborts.add(client, request_ids)
             self._quarantine.disconnect(client)
             if self._weights is not None:
                 self._weights.on_lost(client)
 
     def _end(self, client: bytes, request_ids: list[RequestId]) -> None:
-        """Abort requests now, and tell their frontend unless it is gone."""
+        """Abort requests now, and notify their frontend unless it has disconnected."""
         events = self._quarantine.abort(client, request_ids)
         if self._connector is not None:
             events += self._connector.abort(client, request_ids)
@@ -363,9 +365,9 @@ class FrontendService:
         return self._scheduler.has_requests or self._num_preparing > 0 or self._quarantine.num_held > 0
 
     def _report(self) -> None:
-        """Send statistics about once a second while there is work, and once when the engine falls idle.
+        """Send statistics about once a second while there is work, and once when the engine becomes idle.
 
-        This is also how the core notices that a frontend without events is gone.
+        The core also detects this way that a frontend without events has disconnected.
         """
         is_held = self._weights is not None and self._weights.is_held
         was_busy, self._is_busy = self._is_busy, self._has_requests or is_held

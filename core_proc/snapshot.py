@@ -1,4 +1,4 @@
-"""The state of a scheduler for the dashboard. Changes nothing, and costs nothing unless called."""
+"""The state of a scheduler for the dashboard. Read-only, and costs nothing unless called."""
 
 from collections.abc import Iterable
 from itertools import chain, islice
@@ -23,9 +23,9 @@ def take_snapshot(scheduler: Scheduler, stats: EngineStats, now: float) -> Engin
     """Return the state of a scheduler between two of its calls.
 
     Args:
-        scheduler: only read.
-        stats: of the whole engine, including requests that the scheduler does not know yet.
-        now: on the scheduler's clock, in seconds.
+        scheduler: the scheduler; read-only.
+        stats: statistics of the whole engine, including requests that the scheduler does not know yet.
+        now: time in seconds, on the scheduler's clock.
     """
     requests = islice(chain(scheduler.running, scheduler.waiting), MAX_REQUESTS)
     return EngineSnapshot(
@@ -52,7 +52,7 @@ def _progress(request: LiveRequest, now: float) -> RequestProgress:
 
 
 def _block_states(cache: PrefixCache, running: Iterable[Request]) -> bytearray:
-    """Return one byte for each block: only blocks that hold something are visited."""
+    """Return one byte per block. Visits only blocks that hold something."""
     pool = cache.main_pool
     states = bytearray(pool.num_blocks)
     for block_id in pool.cached_blocks().values():

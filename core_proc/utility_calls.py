@@ -1,4 +1,4 @@
-"""`UtilityCalls`: answers the calls of frontends that are about the engine, not about a request."""
+"""`UtilityCalls`: handles calls of frontends that concern the engine instead of a request."""
 
 import os
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from octavo.protocol.stats import EngineStats
 
 
 class UtilityCalls:
-    """Passes each call to whom it concerns, and the result to the frontend.
+    """Passes each call to the component that handles it, and sends the result to the frontend.
 
     Args:
-        scheduler: has the requests and the prefix cache.
+        scheduler: holds the requests and the prefix cache.
         workers: record profiles.
-        weights: take the calls about weights; None: they cannot change.
-        outbox: takes the replies.
+        weights: handles calls about weights. None if weights cannot change.
+        outbox: sends the replies.
         stats: returns the counters of the engine.
-        admin: takes the calls of operators.
-        clock: as the scheduler's.
+        admin: handles the calls of operators.
+        clock: the scheduler's clock.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class UtilityCalls:
         self._clock = clock
 
     def answer(self, client: bytes, call: Call) -> None:
-        """Answer a call, now or once the workers have answered."""
+        """Handle a call and reply, now or once the workers have responded."""
 
         def reply(result: UtilityResult) -> None:
             self._outbox.reply(client, Reply(call.call_id, result))
@@ -78,7 +78,7 @@ class UtilityCalls:
 
 
 def _fault_of_directory(path: str) -> str:
-    """Create a directory if needed, and return why it is not writable, "" if it is.
+    """Create a directory if needed. Return why it is not writable, "" if it is.
 
     Checked here because a worker that cannot write its trace would fail, and the engine with it.
     """

@@ -1,4 +1,4 @@
-"""`Waiter`: the core's one `poll` over sockets, signals and file descriptors. Knows nothing of steps."""
+"""`Waiter`: the core's only `poll` over sockets, signals and file descriptors. Independent of steps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -9,15 +9,15 @@ from octavo.protocol.lifecycle import StopSignal
 
 
 class ChangingWaitables(Protocol):
-    """Sockets and file descriptors that change from time to time."""
+    """A set of sockets and file descriptors that changes over time."""
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """The current ones."""
+        """The current sockets and file descriptors."""
 
     @property
     def version(self) -> int:
-        """Changes whenever `waitables` changes."""
+        """A number that changes whenever `waitables` changes."""
 
 
 class Waiter:
@@ -26,8 +26,8 @@ class Waiter:
     Args:
         frontends: the socket of the frontends.
         stop: the signals of this process.
-        fixed: sockets and file descriptors that stay the same.
-        changing: those that change.
+        fixed: sockets and file descriptors that never change.
+        changing: sockets and file descriptors that change.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Waiter:
     def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
         """Wait for an event. Return whether a frontend has sent a message, and whether anything else has happened.
 
-        Blocks until: an event, or `timeout_s` has passed (None: no limit).
+        Blocks until: an event, or `timeout_s` seconds have passed (None: no limit).
         """
         if self._version != self._changing.version:
             self._version = self._changing.version
