@@ -169,7 +169,7 @@ class KVEventPublisher:
         self._events.append(self._stored(request, start // self._block_size, num_blocks, len(self._specs) - 1))
 
     def _stored(self, request: Request, first: int, end: int, group: int) -> BlockStored:
-        """Return the event for blocks `first` to `end` of a request."""
+        """Return the event for the key of block `end - 1` in `group`, with the tokens of blocks `first` to `end`."""
         kind, window = self._specs[group]
         start, stop = first * self._block_size, end * self._block_size
         extra_keys = tuple(key.value for key in request.extra_keys if start <= key.position < stop)

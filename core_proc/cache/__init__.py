@@ -1,1 +1,1 @@
-"""KV blocks as the core sees them: who holds which, what they contain, how many there are. No tensors."""
+"""KV blocks in the core: who holds them, what they contain, how many there are. No tensors."""

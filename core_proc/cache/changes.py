@@ -1,4 +1,4 @@
-"""`CacheChanges`: what has changed in the prefix cache since the last look, for frontends that choose engines."""
+"""`CacheChanges`: collects changes of the prefix cache for frontends that choose between engines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ class _SpanEnd:
     """A block that ends a span before a checkpoint."""
 
     before: bytes
-    """Hash of the end of the span before; b"": it is the first."""
+    """Hash of the block that ends the previous span. Empty for the first span."""
     num_followers: int
-    """Ends of the next span, and one more if a state is in it."""
+    """Number of known next spans, plus one if a state lies in the next span."""
 
 
 class _SpansBeforeStates:
-    """The blocks that end a span before at least one recurrent state that can be found: a tree of prefixes.
+    """The last blocks of the spans that precede cached recurrent states: a tree of prefixes.
 
-    Adding or removing a state takes time for the spans that no other one has, not for the whole prefix.
+    Adding or removing a state costs time only for spans that no other state shares, not for the complete prefix.
     """
 
     def __init__(self, span_blocks: int) -> None:
         self._span_blocks = span_blocks
         self.ends: dict[bytes, _SpanEnd] = {}
-        """By hash."""
+        """Span ends by block hash."""
 
     def add(self, block_hashes: Sequence[bytes], last: int) -> list[bytes]:
-        """Add a state whose last span ends with block `last`; returns the ends of spans that only this one has."""
+        """Add a state whose last span ends with block `last`. Return the ends of spans that no other state has."""
         size, added = self._span_blocks, []
         for index in range(last, -1, -size):
             key = block_hashes[index]
@@ -44,7 +44,7 @@ class _SpansBeforeStates:
         return added
 
     def remove(self, key: bytes) -> list[bytes]:
-        """Remove a state, by the end of its last span; returns the ends of spans that only this one had."""
+        """Remove a state, given the end of its last span. Return the ends of spans that no other state has."""
         removed = []
         while key:
             end = self.ends[key]
@@ -58,16 +58,17 @@ class _SpansBeforeStates:
 
 
 class CacheChanges:
-    """Observes a cache, and keeps the net changes of one group and of states: of several of one only the last counts.
+    """Observes a cache and collects the net changes of one cache group and of states. Per key, only the last change
+    counts.
 
-    The group is the first that keeps every token. If all have windows it is the first one, of which early blocks may be
-    gone though a prefix can be found: readers then take it for shorter than it is.
+    The group is the first one that keeps every token. If all groups have windows it is the first group. Early blocks of
+    it may be evicted although a prefix can be found; readers then underestimate the length of the prefix.
 
-    A recurrent state counts as one after the last whole span before it, and has the key of the block that ends the span
-    with the suffix of states. If no layer has keys and values, all spans before it count as stored. Its key alone does
-    not say which these are, so states are observed from the construction on.
+    A recurrent state is reported as if it followed the last complete span before it. Its key is the hash of the block
+    that ends this span, plus the suffix of states. If no layer has KV, all spans before the state count as stored. The
+    state's key does not tell which spans these are, so states are observed from construction on.
 
-    Stored blocks are kept only if they end a span, which saves readers most of their work when blocks are small.
+    Only stored blocks that end a span are collected. With small blocks this saves readers most of their work.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -77,20 +78,20 @@ class CacheChanges:
         self._group = groups.full[0] if groups.full else 0
         self._suffix = groups.key_suffixes[self._group] if groups.num_groups else b""
         self._state_suffix: bytes | None = None
-        """None: the model has no states."""
+        """Key suffix of states. None if the model has no states."""
         self.state_interval = 0
-        """Tokens between two states that requests leave; 0: there are none."""
+        """Tokens between two checkpoints of a request; 0 if there are no checkpoints."""
         self._span_before: dict[bytes, bytes] = {}
-        """The end of the last whole span before each state, both by hash of the block."""
+        """For each state, the end of the last complete span before it. Both are block hashes."""
         self._num_states: Counter[bytes] = Counter()
-        """By that end."""
+        """Number of states by the end of their last span."""
         self._spans: _SpansBeforeStates | None = None
-        """None: there are blocks."""
+        """Spans before states. None if the cache has blocks."""
         self._is_watched = False
         self._changes: dict[bytes, bool] = {}
-        """Whether the block or state can be found now, by key."""
+        """Whether each changed block or state can be found now, by key."""
         self.has_cleared = False
-        """True if all contents were dropped since the last call of `take`; the changes are those after it."""
+        """True if all contents were dropped since the last `take`. Then the changes are those after that."""
         if cache.states is not None:
             self._state_suffix = cache.states.key_suffix
             self.state_interval = cache.states.group.interval
@@ -101,13 +102,13 @@ class CacheChanges:
         return bool(self._changes) or self.has_cleared
 
     def begin(self) -> None:
-        """Keep all changes from now on."""
+        """Start to collect changes."""
         self._is_watched = True
         if self._spans is None:
             self._cache.add_observer(self)
 
     def end(self) -> None:
-        """Keep no more changes, and forget those so far."""
+        """Stop collecting changes, and discard the collected ones."""
         self._is_watched = False
         if self._spans is None:
             self._cache.remove_observer(self)
@@ -141,7 +142,7 @@ class CacheChanges:
             self._changes[block_hash] = False
 
     def _remove_state(self, block_hash: bytes) -> None:
-        """Learn that the state after a block cannot be found any more."""
+        """Note that the state after a block can no longer be found."""
         assert self._state_suffix is not None
         if not (end := self._span_before.pop(block_hash, b"")):
             return
@@ -163,14 +164,14 @@ class CacheChanges:
         self.has_cleared = self._is_watched
 
     def contents(self) -> list[bytes]:
-        """Return the keys of all blocks and states that can be found now, as far as readers may learn of them."""
+        """Return the keys of all blocks and states that can be found now and are reported to readers."""
         blocks = self._cache.pool.cached_hashes() if self._spans is None else list(self._spans.ends)
         return (
             blocks if self._state_suffix is None else [*blocks, *(end + self._state_suffix for end in self._num_states)]
         )
 
     def is_stored(self, key: bytes) -> bool:
-        """Return whether one of `contents` can still be found."""
+        """Return whether a key returned by `contents` can still be found."""
         if key[HASH_BYTES:] == self._state_suffix:
             return key[:HASH_BYTES] in self._num_states
         return self._cache.pool.find(key) is not None if self._spans is None else key in self._spans.ends
@@ -184,12 +185,12 @@ class CacheChanges:
         return self.short_hashes(stored), self.short_hashes(removed)
 
     def clear(self) -> None:
-        """Forget all changes."""
+        """Discard all collected changes."""
         self._changes = {}
         self.has_cleared = False
 
     def short_hashes(self, keys: list[bytes]) -> bytes:
-        """Return the short hashes of those among some keys that readers may learn of, one after another."""
+        """Return the concatenated short hashes of those keys that are reported to readers."""
         short = []
         for key in keys:
             suffix = key[HASH_BYTES:]

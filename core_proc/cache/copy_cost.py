@@ -1,60 +1,60 @@
-"""`CopyCost`: whether contents that are elsewhere are copied to the device, or computed again because that is faster.
+"""`CopyCost`: decides whether cached contents outside the device are copied to it, or recomputed if that is faster.
 
-Knows no clock. The time of a copy from host memory is measured at the start and part of the `CachePlan`; the times of
-steps and of loads from files come with their results. So a recording holds them and replays to the same plans.
+Reads no clock. The time to copy a block from host memory is measured at start-up and part of the `CachePlan`. The times
+of steps and of loads from files come with their results. So a recording contains them and replays to the same plans.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 LEARNING_RATE = 0.2
-"""The weight of a new load from files."""
+"""Weight of a new measurement of a load from files."""
 
 FORGETTING_RATE = 0.01
-"""The part of what loads from files have taught that a step with prompts takes away. Without it, files that were slow
-once would never be tried again."""
+"""Fraction of the learned cost of loads from files that each step with prompts forgets. Without it, files that were
+slow once would never be tried again."""
 
 MIN_CHANGE = 0.1
-"""Changes of a price below this part of it change no decision: hits would have to be looked up again."""
+"""Relative changes of a cost below this do not change decisions. Otherwise hits would have to be looked up again."""
 
 REFERENCE_KEYS = 1024
-"""The price of a token is compared at this context. The price of a key alone may be nearly zero, and then consists of
-noise."""
+"""Context length at which the costs of a token are compared. The cost per key alone may be nearly zero, and then it is
+mostly noise."""
 
 
 StatePlace: TypeAlias = Literal["device", "host", "files"]
-"""Where a recurrent state is."""
+"""Where a recurrent state is stored."""
 
 
 class CopyCost:
-    """The prices of a block: from host memory, from a file, and computed.
+    """The costs of a block: copied from host memory, loaded from a file, or computed.
 
-    Nothing is computed instead of copied as long as no step was measured. Files count as fast as host memory until one
-    load was measured.
+    Everything is copied until the first step was measured. Files count as fast as host memory until the first load was
+    measured.
 
     Args:
-        host_block_s: seconds in which a block is copied from host memory; 0: unknown, so everything is copied.
-        block_size: tokens of a block.
-        host_state_s: seconds in which a recurrent state is copied from host memory.
+        host_block_s: seconds to copy a block from host memory; 0 if unknown, and then everything is copied.
+        block_size: tokens per block.
+        host_state_s: seconds to copy a recurrent state from host memory.
     """
 
     def __init__(self, host_block_s: float, block_size: int, host_state_s: float = 0.0) -> None:
         self.has_changed = False
-        """True once prices have changed; the reader resets it."""
+        """True after costs have changed. The reader resets it."""
         self._host_state_s = host_state_s
         self._host_block_s = host_block_s
         self._block_size = block_size
         self._measured = self._used = (0.0, 0.0, host_block_s)
-        """Seconds of a token, of each key that it reads, and of a block from files: learned, and as decisions use
-        them."""
+        """Seconds per token, per key that it reads, and per block from files: as measured, and as used for
+        decisions."""
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a choice."""
+        """Whether the costs are known, so that there is a choice."""
         return self._host_block_s > 0.0 and self._used[0] > 0.0
 
     def observe_step(self, token_s: float, key_s: float) -> None:
-        """Learn what a token costs, with each of the keys that it reads."""
+        """Learn the cost in seconds of a token and of each key that it reads."""
         file_s = self._measured[2]
         self._update(token_s, key_s, file_s + FORGETTING_RATE * (self._host_block_s - file_s))
 
@@ -62,10 +62,10 @@ class CopyCost:
         """Learn from a load that took `elapsed_s` seconds.
 
         Args:
-            num_host_blocks: blocks from host memory.
-            num_file_blocks: blocks from files.
-            elapsed_s: of the load.
-            num_states: recurrent states from files.
+            num_host_blocks: number of blocks from host memory.
+            num_file_blocks: number of blocks from files.
+            elapsed_s: duration of the load in seconds.
+            num_states: number of recurrent states from files.
         """
         from_files = num_file_blocks + num_states * self._blocks_per_state
         if not from_files or elapsed_s <= 0.0:
@@ -76,15 +76,16 @@ class CopyCost:
         self._update(token_s, key_s, measured_s if is_first else file_s + LEARNING_RATE * (measured_s - file_s))
 
     def best_end(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> int:
-        """Return at which block to stop copying and to compute the rest, so that both together take the least time.
+        """Return the block index at which to stop copying and start computing, so that both together take the least
+        time.
 
-        A token that is computed costs the more the more keys are before it, so this is the beginning or the end of a
-        run of blocks that are elsewhere.
+        Computing a token costs more the more keys precede it. So the result is the beginning or the end of a run of
+        blocks that are not on the device.
 
         Args:
             first: index of the first block.
-            num_host: of each block from there on, over all groups, how many must come from host memory.
-            num_files: likewise from files.
+            num_host: for each block from `first` on, how many must be copied from host memory, over all groups.
+            num_files: likewise, how many must be loaded from files.
         """
         best, best_s = first, 0.0
         for index, saved_s in enumerate(self._saved_s(first, num_host, num_files), first):
@@ -93,25 +94,25 @@ class CopyCost:
         return best
 
     def is_worth_it(self, first: int, num_host: Sequence[int], num_files: Sequence[int], *, state: StatePlace) -> bool:
-        """Return whether copying all of these blocks, see `best_end`, is faster than computing them.
+        """Return whether copying all of these blocks is faster than computing them; arguments as for `best_end`.
 
         Args:
             first: index of the first block.
-            num_host: of each block.
-            num_files: likewise.
-            state: where the recurrent state after the last block is.
+            num_host: per block, as for `best_end`.
+            num_files: per block, as for `best_end`.
+            state: where the recurrent state after the last block is stored.
         """
         *_, saved_s = 0.0, *self._saved_s(first, num_host, num_files)
-        file_s = self._blocks_per_state * self._used[2]  # it comes to host memory first
+        file_s = self._blocks_per_state * self._used[2]  # it is loaded to host memory first
         return saved_s >= {"device": 0.0, "host": self._host_state_s, "files": self._host_state_s + file_s}[state]
 
     @property
     def _blocks_per_state(self) -> float:
-        """Of how many blocks a state has the bytes, if it is copied as fast."""
+        """Number of blocks with as many bytes as a state, if both are copied at the same speed."""
         return self._host_state_s / self._host_block_s if self._host_block_s else 0.0
 
     def _saved_s(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> Iterator[float]:
-        """Yield the seconds that are saved by not computing the first 1, 2, ... blocks: see `best_end`."""
+        """Yield the seconds saved by copying the first 1, 2, ... blocks instead of computing them; see `best_end`."""
         token_s, key_s, file_s = self._used
         saved_s = 0.0
         for index, (from_host, from_files) in enumerate(zip(num_host, num_files, strict=True), first):
@@ -123,7 +124,7 @@ class CopyCost:
     def _update(self, *measured: float) -> None:
         self._measured = (measured[0], measured[1], measured[2])
         if self._host_block_s <= 0.0:
-            return  # everything is copied, whatever it costs
+            return  # everything is copied at any cost
         prices = zip(_compared_prices(self._measured), _compared_prices(self._used), strict=True)
         if any(abs(new - old) > MIN_CHANGE * old for new, old in prices):
             self._used = self._measured
@@ -131,6 +132,6 @@ class CopyCost:
 
 
 def _compared_prices(prices: tuple[float, float, float]) -> tuple[float, float]:
-    """Return seconds of a token with `REFERENCE_KEYS` keys, and of a block from files."""
+    """Return the seconds per token with `REFERENCE_KEYS` keys, and per block from files."""
     token_s, key_s, file_s = prices
     return token_s + key_s * REFERENCE_KEYS, file_s

@@ -1,4 +1,4 @@
-"""Contents of blocks that leave the cache for another engine, or come from one. Copies nothing itself."""
+"""Block contents that leave the cache for another engine, or arrive from one. Copies nothing itself."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,28 +11,29 @@ from octavo.protocol.ids import BlockId
 
 
 class GivenContents(NamedTuple):
-    """What an engine gives of a prompt."""
+    """The cached contents of a prompt that an engine gives to another one."""
 
     num_tokens: int
-    """Of the prompt: an equal one can continue after them."""
+    """Number of prompt tokens after which an equal prompt can continue."""
     blocks: list[tuple[bytes, BlockId]]
-    """With their keys in the pool."""
+    """Blocks with their pool keys."""
     states: list[tuple[bytes, BlockId]]
-    """The recurrent state after these tokens, by slot; none if the model has none."""
+    """Slot of the recurrent state after these tokens, with its key. Empty if the model has no states."""
 
 
 class TakenContents(NamedTuple):
-    """Contents of another engine for which there is room: their index among all of their kind, and where they go."""
+    """Contents of another engine for which there is room: their index in the list of keys, and the block or slot to
+    fill."""
 
     blocks: list[tuple[int, BlockId]]
     states: list[tuple[int, BlockId]]
-    """Slots of recurrent states."""
+    """Indices among the state keys, and the slots to fill."""
 
 
 def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
-    """Return the blocks and the state from which an equal prompt can continue, from its start on.
+    """Return the blocks and the state from which an equal prompt can continue, starting with the first block.
 
-    Some may be free: workers must read them before the next plan overwrites them.
+    Some of them may be free: workers must read them before the next plan overwrites them.
     """
     end = (request.num_prompt_tokens - 1) // cache.block_size
     states: list[tuple[bytes, BlockId]] = []
@@ -53,21 +54,21 @@ def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
 
 
 def num_block_keys(cache: PrefixCache, keys: Sequence[bytes]) -> int:
-    """Return how many of the contents of another engine are blocks. States follow them."""
+    """Return how many of another engine's keys are those of blocks. The keys of states follow them."""
     states = cache.states
     return len(keys) if states is None else sum([not states.is_key(key) for key in keys])
 
 
 def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> TakenContents:
-    """Make room for contents that come from elsewhere, as far as a request needs them and blocks are free.
+    """Make room for contents from another engine, as far as a request needs them and blocks are free.
 
-    They can be found from now on, in blocks and slots that are free: workers must have the contents before the next
-    plan.
+    They can be found in the cache from now on, in free blocks and slots. So workers must have received the contents
+    before the next plan.
 
     Args:
-        cache: finds them.
-        request: waits; the contents are for its prompt.
-        keys: of the contents, in the pool: those of blocks, then those of states.
+        cache: the cache that receives the contents.
+        request: the waiting request whose prompt needs the contents.
+        keys: pool keys of the contents: first those of blocks, then those of states.
     """
     end = (request.num_prompt_tokens - 1) // cache.block_size
     states = TakenContents([], [])
@@ -83,7 +84,7 @@ def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> 
 
 
 def _num_available(cache: PrefixCache, request: Request, keys: Sequence[bytes], end: int) -> int:
-    """Return how many leading blocks of a prompt, at most `end`, are there or can be taken in each full group."""
+    """Return how many leading blocks of a prompt, at most `end`, are cached or can be taken in each full group."""
     known = set(keys)
     for index, block in enumerate(_keys_by_block(cache, request, end)):
         if any(_is_full(cache, group) and key not in known and cache.pool.find(key) is None for group, key in block):
@@ -92,7 +93,8 @@ def _num_available(cache: PrefixCache, request: Request, keys: Sequence[bytes], 
 
 
 def _end_of_state(states: StateSlots, request: Request, end: int, keys: Sequence[bytes]) -> int:
-    """Return the most blocks, at most `end`, after which the state is there or can be taken; 0: there is none."""
+    """Return the largest number of blocks, at most `end`, after which the state is cached or can be taken; 0 if
+    none."""
     has_room = states.pool.num_free > 0
     while end:
         key = states.key(request, end)
@@ -103,18 +105,18 @@ def _end_of_state(states: StateSlots, request: Request, end: int, keys: Sequence
 
 
 def _take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes], end: int) -> list[tuple[int, BlockId]]:
-    """Make room for blocks, as `take_blocks` does: for the first `end` ones of the prompt."""
+    """Make room for the first `end` blocks of the prompt; see `take_blocks`."""
     pool, places = cache.pool, {key: place for place, key in enumerate(keys)}
     wanted: list[tuple[int, int, bytes]] = []
     held: dict[bytes, BlockId] = {}
     for index, block in enumerate(_keys_by_block(cache, request, end)):
         for group, key in block:
             if (block_id := pool.find(key)) is not None:
-                pool.incref(block_id)  # or the others could take its place
+                pool.incref(block_id)  # otherwise the blocks allocated below could evict it
                 held[key] = block_id
             wanted.append((index, group, key))
     taken: list[tuple[int, BlockId]] = []
-    # What these blocks lose is not offloaded: that copy would be made after their new contents have come.
+    # Evicted contents are not offloaded: their copies would be made after the new contents have arrived.
     for index, group, key in wanted:
         if key not in held and key in places and pool.num_free:
             block_id = held[key] = pool.allocate(keeps_evicted=False)
@@ -130,7 +132,8 @@ def _is_full(cache: PrefixCache, group: int) -> bool:
 
 
 def _keys_by_block(cache: PrefixCache, request: Request, end: int) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield group and key of what an equal prompt needs of each of `end` blocks to continue after the last one."""
+    """Yield for each of `end` blocks the groups and keys that an equal prompt needs to continue after the last
+    block."""
     groups, size = cache.groups, cache.block_size
     first = [0] * groups.num_groups
     for windowed in groups.windowed:

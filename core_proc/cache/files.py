@@ -1,31 +1,32 @@
-"""`FileTier`: which contents of blocks files have. Reads no file: see `octavo.core_proc.file_store`."""
+"""`FileTier`: tracks which blocks are stored in files. Reads no file: see `octavo.core_proc.file_store`."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Set
 
 MAX_CONTENTS = 1 << 20
-"""The most keys of contents in files that the core knows: about 200 MB."""
+"""Most keys of stored blocks that the core tracks: about 200 MB of memory."""
 
 
 class FileTier:
-    """The keys of contents that the workers may find in files, or by way of a connector.
+    """Keys of blocks that the workers can load from files or through a connector.
 
-    Files may vanish at any time, because other engines use the same directory. A load that does not find one says so.
+    Files may disappear at any time, because other engines use the same directory. A load reports files that it cannot
+    find.
 
     Args:
-        max_contents: the most keys. The one that was added first makes place: its content is found again when a
-            connector is asked, and written again otherwise.
+        max_contents: most keys. The oldest key is evicted to make room. A connector is asked again for an evicted key;
+            a file is written again.
     """
 
     def __init__(self, max_contents: int = MAX_CONTENTS) -> None:
         self.has_watched_changed = False
-        """True once a watched content was dropped or added."""
+        """True after a watched key was added or removed."""
         self.is_open = True
-        """False once the weights have changed: the files are for those of the start."""
+        """False after the weights have changed: the files belong to the initial weights."""
         self.discarded: list[bytes] = []
-        """Contents whose files must not be read any more, and are to be deleted."""
+        """Keys whose files must not be read any more and must be deleted."""
         self.num_storing = 0
-        """Blocks that workers write to files now."""
+        """Number of blocks that workers are writing to files now."""
         self._watched: Set[bytes] = frozenset()
         self._max_contents = max_contents
         self._keys: OrderedDict[bytes, None] = OrderedDict()
@@ -37,12 +38,12 @@ class FileTier:
         return len(self._keys)
 
     def watch(self, keys: Set[bytes]) -> None:
-        """Watch these contents, and no others from now on: see `has_watched_changed`."""
+        """Watch only these keys from now on; see `has_watched_changed`."""
         self._watched = keys
         self.has_watched_changed = False
 
     def change(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Note which files there are now, and which there are no more."""
+        """Note which keys were added to and removed from the files."""
         if self.is_open:
             for key in removed:
                 self._keys.pop(key, None)
@@ -54,7 +55,7 @@ class FileTier:
             self.has_watched_changed = True
 
     def discard(self, key: bytes) -> None:
-        """Have the file of a content deleted, if there is one."""
+        """Have the file with a key deleted, if there is one."""
         self._keys.pop(key, None)
         self.discarded.append(key)
         self.has_watched_changed = True

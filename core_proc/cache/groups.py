@@ -1,10 +1,10 @@
 """What each KV cache group keeps of a request. Pure arithmetic, for the planner and the prefix cache.
 
-A request has as many logical blocks in each group: block i of every group is for the tokens from i * block_size on. A
-group with a window frees the blocks that no later token reads; `NULL_BLOCK` takes their places in its list.
+A request has the same number of logical blocks in each group: block i of every group holds the tokens from i *
+block_size on. A group with a window frees blocks that no later token reads; `NULL_BLOCK` replaces them in its list.
 
-Layers with a recurrent state are one more group, the last one. Its list holds slots of another pool: entry i is the
-slot of the state after the last token computed in block i, `NULL_BLOCK` if that state is not kept.
+Layers with a recurrent state form one more group, the last one. Its list holds slots of another pool: entry i is the
+slot of the state after the last token computed in block i, or `NULL_BLOCK` if that state is not kept.
 """
 
 from collections.abc import Sequence
@@ -15,29 +15,29 @@ from octavo.protocol.ids import BlockId
 
 MAX_WINDOWED_CHUNK = 2048
 """Most tokens of one request in one step if there are windows, unless a window is longer. A group with a window holds
-all tokens of a step, so larger steps of one request would take more memory than its window."""
+all tokens of a step, so larger chunks of one request would need more memory than its window."""
 
 NULL_BLOCK: BlockId = -1
-"""The place of a block that a request does not hold, because none of its tokens reads it any more."""
+"""Replaces a block that a request no longer holds, because none of its tokens reads the block any more."""
 
 
 MIN_CHECKPOINT_INTERVAL = 256
-"""Tokens between two checkpoints of a state, at least. A prompt chunk ends at each: this many tokens are a full step of
-four threads. Few prompts share fewer."""
+"""Least number of tokens between two checkpoints of a state. A prompt chunk ends at each checkpoint: this many tokens
+are a full step for four threads. Shorter common prefixes are rare."""
 
 MAX_CHECKPOINT_INTERVAL = 2048
 
 CHECKPOINT_BYTES_PER_TOKEN = 128 << 10
-"""Checkpoints of large states are so far apart that they take no more memory per token than the keys and values of a
-model with 8 billion parameters, unless this exceeds `MAX_CHECKPOINT_INTERVAL`."""
+"""Checkpoints of large states are spaced so that they take no more memory per token than the KV of a model with 8
+billion parameters, unless the interval exceeds `MAX_CHECKPOINT_INTERVAL`."""
 
 MIN_CHECKPOINT_TOKENS = 128
-"""Tokens that the checkpoint at the end of a prompt must save, compared with the one before it: the rest of the prompt
-takes a step of its own."""
+"""Least number of tokens that a checkpoint at the end of a prompt must save, compared with the previous checkpoint. It
+is not free: the rest of the prompt then needs its own step."""
 
 
 def checkpoint_interval(state_bytes: int, block_size: int) -> int:
-    """Return the tokens between two checkpoints of a state, a multiple of `block_size`."""
+    """Return the number of tokens between two checkpoints of a state, a multiple of `block_size`."""
     interval = -(-MIN_CHECKPOINT_INTERVAL // block_size) * block_size
     while interval * CHECKPOINT_BYTES_PER_TOKEN < state_bytes and interval < MAX_CHECKPOINT_INTERVAL:
         interval *= 2
@@ -46,18 +46,19 @@ def checkpoint_interval(state_bytes: int, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WindowedGroup:
-    """A group that does not keep every token."""
+    """A cache group that does not keep every token."""
 
     index: int
     window: int
-    """A token reads the last `window` positions, its own included; or those of its chunk of `window` positions."""
+    """A token reads the last `window` positions including its own, or the positions of its chunk of `window`
+    positions."""
     is_chunked: bool
     block_size: int
     max_held: int
-    """Blocks that a request holds at most: those of its window and of one step."""
+    """Most blocks that a request holds: those of its window and of one step."""
 
     def first_block(self, position: int) -> int:
-        """Return the first block that the token at `position`, or a later one, reads."""
+        """Return the first block that the token at `position` or any later token reads."""
         first = position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
         return first // self.block_size
 
@@ -69,13 +70,15 @@ class StateGroup:
     index: int
     block_size: int
     interval: int
-    """A request leaves a checkpoint after so many tokens each, and one before the last block of its prompt; 0: none."""
+    """Tokens between two checkpoints of a request, which also leaves one before the last block of its prompt. 0 if
+    there are no checkpoints."""
     has_draft_tokens: bool = False
-    """Whether steps verify drafts: the state before them is kept, because they may be wrong."""
+    """Whether steps verify drafts. If so, the state before the drafts is kept, because they may be rejected."""
 
     @property
     def max_held(self) -> int:
-        """Slots that a request holds at most at a time: the one it reads and the one it writes, if they may differ."""
+        """Most slots that a request holds at a time: the slot that it reads, and the one that it writes if that can
+        differ."""
         return 2 if self.interval or self.has_draft_tokens else 1
 
     def is_kept(self, position: int, num_prompt_tokens: int) -> bool:
@@ -85,7 +88,7 @@ class StateGroup:
         return position % self.interval == 0 or position == self._end_of_prompt(num_prompt_tokens)
 
     def next_kept(self, position: int, num_prompt_tokens: int) -> int:
-        """Return the first position after `position` with a checkpoint; there must be any."""
+        """Return the first position after `position` with a checkpoint. Checkpoints must be enabled."""
         end = self._end_of_prompt(num_prompt_tokens)
         following = (position // self.interval + 1) * self.interval
         return end if position < end < following else following
@@ -97,15 +100,15 @@ class StateGroup:
 
 
 class CacheGroups:
-    """The groups of one model.
+    """The cache groups of one model.
 
     Args:
-        specs: in the order in which all messages list the groups.
-        block_size: tokens of a block.
+        specs: the groups, in the order used in all messages.
+        block_size: tokens per block.
         max_step_tokens: most tokens of a step.
         max_chunk: most tokens of one request in one step; 0: no limit.
-        keeps_checkpoints: whether requests leave checkpoints of their states for others.
-        max_draft_tokens: most drafts of one request that a step verifies; 0: it verifies none.
+        keeps_checkpoints: whether requests leave checkpoints of their states for other requests.
+        max_draft_tokens: most drafts of one request that a step verifies; 0 if steps verify none.
         max_decode_steps: most decode steps of a plan.
     """
 
@@ -123,7 +126,7 @@ class CacheGroups:
         state_specs = [spec for spec in specs if spec.kind == "state"]
         specs = [spec for spec in specs if spec.kind != "state"]
         self.num_groups = len(specs)
-        """Groups that share the pool of blocks."""
+        """Number of groups that share the block pool."""
         self.state: StateGroup | None = None
         limits = [max_chunk] if max_chunk else []
         if state_specs:
@@ -136,7 +139,7 @@ class CacheGroups:
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
         self.max_chunk = min(limits, default=0)
         """Most tokens of one request in one step; 0: no limit."""
-        # Decodes are not chunks of a prompt: only the step limits them.
+        # Decodes are not prompt chunks: only the token budget of the step limits them.
         max_decode_tokens = max(1 + max_draft_tokens, max_decode_steps)
         max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, max_decode_tokens))
         self.block_size = block_size
@@ -150,11 +153,11 @@ class CacheGroups:
             if spec.kind != "full"
         ]
         self.key_suffixes = [bytes([index]) if index else b"" for index in range(self.num_groups)]
-        """What follows the hash of a block to make its key in the pool, which knows no groups."""
+        """Suffix that is appended to a block's hash to form its key in the pool, which knows no groups."""
 
     @property
     def num_lists(self) -> int:
-        """Lists of ids that a request has in all messages: one for each group, and one for its states."""
+        """Number of id lists per request in all messages: one for each group, and one for states if there are any."""
         return self.num_groups + (self.state is not None)
 
     @classmethod
@@ -176,18 +179,18 @@ class CacheGroups:
         return cls.of(config, plan.cache_groups or [CacheGroupSpec(num_layers=1, block_bytes=0)])
 
     def max_request_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks, of all groups together, a request of `num_tokens` tokens holds at most at a time."""
+        """Return the most blocks, over all groups, that a request of `num_tokens` tokens holds at a time."""
         return sum(self.max_blocks_per_group(num_tokens))
 
     def max_blocks_per_group(self, num_tokens: int) -> list[int]:
-        """Return how many blocks of each group a request of `num_tokens` tokens holds at most at a time."""
+        """Return the most blocks per group that a request of `num_tokens` tokens holds at a time."""
         num_blocks = [-(-num_tokens // self.block_size)] * self.num_groups
         for group in self.windowed:
             num_blocks[group.index] = min(num_blocks[group.index], group.max_held)
         return num_blocks
 
     def longest_request(self, num_blocks: int, max_model_len: int) -> int:
-        """Return the length of the longest request that fits into so many blocks, at most `max_model_len` tokens."""
+        """Return the length of the longest request that fits into this many blocks, at most `max_model_len` tokens."""
         low, high = 0, -(-max_model_len // self.block_size)
         while low < high:
             middle = (low + high + 1) // 2
@@ -199,7 +202,7 @@ class CacheGroups:
 
 
 def _max_held(spec: CacheGroupSpec, block_size: int, max_step_tokens: int) -> int:
-    # Consecutive tokens touch the most blocks if the first of them is the last one of its block. A request that decodes
-    # gets its next block before it loses one, as if a step computed a block.
+    # Consecutive tokens touch the most blocks if the first token is the last one of its block. A decoding request gets
+    # its next block before it frees one, as if a step computed a complete block.
     num_tokens = spec.window - 1 + max(max_step_tokens, block_size)
     return (num_tokens + block_size - 2) // block_size + 1

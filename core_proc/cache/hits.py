@@ -1,4 +1,4 @@
-"""`HitFinder`: which cached blocks a request can continue from. Changes nothing."""
+"""`HitFinder`: finds the cached blocks from which a request can continue. Read-only."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,33 +15,33 @@ from octavo.protocol.ids import BlockId
 
 
 class Hits(NamedTuple):
-    """Cached blocks that follow those of a request."""
+    """Cached blocks that follow the blocks of a request."""
 
     num_blocks: int
-    """Of each group, with those that its window has passed."""
+    """Number of blocks per group, including blocks outside windows."""
     block_ids: Sequence[list[BlockId]]
-    """Of each group, without those that its window has passed; `NULL_BLOCK` for one that is elsewhere."""
+    """Block ids per group, without blocks outside windows. `NULL_BLOCK` if a block is not on the device."""
     first_blocks: Sequence[int]
-    """The index of the first block that the request then holds in each group; () if all groups keep every token."""
+    """Index of the first block that the request will hold in each group. Empty if all groups keep every token."""
     keys: Sequence[bytes]
-    """The keys in the pools on which the result depends."""
+    """The pool keys on which this result depends."""
     state: BlockId = NULL_BLOCK
-    """The slot of the state after them; `NULL_BLOCK` if it is elsewhere, or the model has none."""
+    """Slot of the state after the blocks. `NULL_BLOCK` if it is not on the device, or if the model has no states."""
 
 
 NO_HITS = Hits(0, (), (), ())
 
 
 class HitFinder:
-    """Looks prefixes up, in the blocks of the device and then in those of the host.
+    """Looks up prefixes in the blocks of the device, then of host memory, then of files.
 
     Args:
         pool: the blocks of all groups.
-        groups: of the model.
-        states: None: the model has no recurrent states.
-        host: None: nothing is kept in host memory.
-        files: None: nothing is kept in files.
-        copy_cost: decides how far contents that are elsewhere are copied.
+        groups: the model's cache groups.
+        states: slots of recurrent states. None if the model has none.
+        host: host memory tier. None if there is none.
+        files: file tier. None if there is none.
+        copy_cost: decides how many blocks outside the device are copied.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class HitFinder:
         self._block_size = groups.block_size
 
     def find(self, request: Request) -> Hits:
-        """Return the cached blocks that follow the request's own, as far as copying those that are elsewhere is faster
-        than computing them; none unless its own are all full.
+        """Return the cached blocks that follow the request's own blocks. If blocks must be copied to the device, stop
+        where computing is faster. Return no hits unless the request's own blocks are full.
 
-        Every group must have the blocks that the next token reads. A window reaches back to the last of them only, and
-        the state after them must be there.
+        Every group must have the blocks that the next token reads. A window needs only its latest blocks. The state
+        after the hits must be cached too.
         """
         first, partial = divmod(request.num_computed_tokens, self._block_size)
         end = (len(request.token_ids) - 1) // self._block_size
@@ -78,20 +78,20 @@ class HitFinder:
             end = self._end_of_copies(request, first, hits)
             if end == first + hits.num_blocks:
                 break
-            keys = hits.keys  # on which the decision depends too
+            keys = hits.keys  # the decision also depends on these
             hits = self._find_until(request, first, end) if end > first else NO_HITS
             hits = hits._replace(keys=[*keys, *hits.keys])
         return hits
 
     def _has_absent(self, hits: Hits) -> bool:
-        """Return whether anything of these hits must be copied to the device."""
+        """Return whether any of these hits must be copied to the device."""
         return self._lacks_state(hits) or any(NULL_BLOCK in block_ids for block_ids in hits.block_ids)
 
     def _lacks_state(self, hits: Hits) -> bool:
         return self._states is not None and hits.num_blocks > 0 and hits.state == NULL_BLOCK
 
     def _end_of_copies(self, request: Request, first: int, hits: Hits) -> int:
-        """Return at which block copies of hits end, and the rest is computed."""
+        """Return the block index at which copies of hits end and computing begins."""
         num_host, num_files = [0] * hits.num_blocks, [0] * hits.num_blocks
         suffixes = self._groups.key_suffixes
         for index, group in absent_places(first + hits.num_blocks, hits.block_ids, NULL_BLOCK):
@@ -103,8 +103,9 @@ class HitFinder:
         place = self._place_of_state(request, hits)
         if self._copy_cost.is_worth_it(first, num_host, num_files, state=place):
             return end
-        # Few tries: at most to the last checkpoint before the middle, but past none on the device. If the state after
-        # these hits is there too, blocks are too slow, and only a checkpoint before them needs no copies.
+        # This takes few iterations: each one goes back to the last checkpoint on the device, but at most halfway. If
+        # the state after these hits is on the device, the blocks are too slow: only a checkpoint before them avoids
+        # copies.
         limit = end - 1
         if place == "device":
             numbers = zip(num_host, num_files, strict=True)
@@ -112,18 +113,18 @@ class HitFinder:
         return max(first + hits.num_blocks // 2, self._states.last_on_device(request, limit))
 
     def _place_of_state(self, request: Request, hits: Hits) -> StatePlace:
-        """Return from where the state after hits must come."""
+        """Return where the state after the hits is stored."""
         if self._states is None or not self._lacks_state(hits):
             return "device"
         host, key = self._states.host, self._states.key(request, request.num_blocks + hits.num_blocks)
         return "host" if host is not None and key in host else "files"
 
     def _find_until(self, request: Request, first: int, end: int) -> Hits:
-        """Return the cached blocks from `first` on, at most up to `end`."""
-        # Contents of files are loaded before a request starts, never for one that runs.
+        """Return the cached blocks from `first` up to `end` at most."""
+        # Blocks are loaded from files only before a request starts, never while it runs.
         self._reads_files = self._files is not None and request.state is RequestState.WAITING
         keys: list[bytes] = []
-        # A request that has begun needs hits in all groups at once, or each step would search its whole prompt.
+        # A running request needs hits in all groups at once. Otherwise each step would search its complete prompt.
         groups = range(self._groups.num_groups) if first else self._groups.full
         block_ids = self._leading_hits(request, first, end, groups, keys)
         if not self._groups.windowed and self._states is None:
@@ -143,7 +144,7 @@ class HitFinder:
         return Hits(end - first, found, starts if self._groups.windowed else (), keys, slot)
 
     def _find(self, key: bytes) -> BlockId | None:
-        """Return the block with a content, `NULL_BLOCK` if it is elsewhere, None if nobody has it."""
+        """Return the block with this key. Return `NULL_BLOCK` if it is not on the device, None if it is not cached."""
         block_id = self._pool.find(key)
         if block_id is None:
             if self._host is not None and key in self._host:
@@ -160,11 +161,11 @@ class HitFinder:
     def _leading_hits(
         self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]
     ) -> list[list[BlockId]]:
-        """Return the blocks of each of these groups from `first` on, at most to `end`, as long as all have one.
+        """Return the leading blocks from `first` up to `end` at most that all of these groups have.
 
-        The keys that were looked up are added to `keys`.
+        Adds the looked-up keys to `keys`.
         """
-        if len(groups) == 1:  # perf: as in most models
+        if len(groups) == 1:  # perf: most models have one group
             block_ids, suffix = [], self._groups.key_suffixes[groups[0]]
             for index in range(first, end):
                 keys.append(self._hash(request, index) + suffix)
@@ -184,7 +185,8 @@ class HitFinder:
         return found
 
     def _end_within_windows(self, request: Request, end: int, keys: list[bytes]) -> int:
-        """Return the most leading blocks, at most `end`, at whose end each window is cached; adds to `keys`."""
+        """Return the largest number of leading blocks, at most `end`, after which each window is cached. Adds to
+        `keys`."""
         is_settled = False
         while not is_settled:
             is_settled = True
@@ -194,14 +196,14 @@ class HitFinder:
                     index -= 1
                     keys.append(self._hash(request, index) + self._groups.key_suffixes[group.index])
                     if self._find(keys[-1]) is None:
-                        # No window that ends after this block is whole.
+                        # No window that ends after this block is complete.
                         end, first, is_settled = index, group.first_block(index * self._block_size), False
         return end
 
     def _common_end(self, request: Request, first: int, end: int, keys: list[bytes]) -> int:
-        """Return the most leading blocks, at most `end`, at whose end windows and the state are cached.
+        """Return the largest number of leading blocks, at most `end`, after which windows and the state are cached.
 
-        The keys that were looked up are added to `keys`.
+        Adds the looked-up keys to `keys`.
         """
         if first:
             return end if self._states is None else self._states.last_of_next_checkpoints(request, first, end, keys)
@@ -219,12 +221,12 @@ class HitFinder:
 
 
 def absent_places(num_blocks: int, block_ids: Sequence[list[BlockId]], absent: BlockId) -> list[tuple[int, int]]:
-    """Return index and group of the blocks among hits that are not on the device.
+    """Return index and group of the hit blocks that are not on the device.
 
     Args:
-        num_blocks: of the request, with these hits.
-        block_ids: of each group, those of the hits, which end there.
-        absent: stands for such a block.
+        num_blocks: number of blocks of the request, including the hits.
+        block_ids: block ids of the hits per group, which end at `num_blocks`.
+        absent: the id that marks blocks that are not on the device.
     """
     return [
         (num_blocks - len(found) + place, group)

@@ -1,4 +1,5 @@
-"""How many contents are kept in host memory, and what they take. Pure arithmetic, for `sizing.py`."""
+"""How many blocks and states are kept in host memory, and how much memory they need. Pure arithmetic, for
+`sizing.py`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,17 +14,17 @@ PHASE = "planning the KV cache"
 
 
 class HostSizes(NamedTuple):
-    """What each worker keeps in host memory, staging rows not included."""
+    """What each worker keeps in host memory, without staging rows."""
 
     num_blocks: int
     num_states: int
 
 
 def host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: CacheGroups) -> HostSizes:
-    """Return the blocks and the states that each worker keeps in host memory.
+    """Return the number of blocks and states that each worker keeps in host memory.
 
     Raises:
-        NotEnoughMemoryError: the size does not hold one of each.
+        NotEnoughMemoryError: the configured size does not hold one of each.
     """
     block_bytes = sum(fact.kv_block_bytes for fact in facts)
     interval = groups.state.interval if groups.state else 0
@@ -46,13 +47,13 @@ def host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: Cac
 
 
 def host_bytes(config: ResolvedConfig, fact: DeviceFacts, sizes: HostSizes) -> int:
-    """Return the bytes of one worker's host memory for blocks and states, staging rows included."""
+    """Return the host memory of one worker for blocks and states in bytes, including staging rows."""
     num_bytes = sizes.num_blocks * fact.kv_block_bytes + sizes.num_states * fact.state_bytes
     return num_bytes + staging_bytes(config, fact, sizes)
 
 
 def staging_bytes(config: ResolvedConfig, fact: DeviceFacts, sizes: HostSizes) -> int:
-    """Return the bytes of host memory through which a worker reads and writes files."""
+    """Return the host memory in bytes through which a worker reads and writes files."""
     if not config.stores_blocks:
         return 0
     num_bytes = num_staging_rows(fact.kv_block_bytes, MIN_STAGING_ROWS) * fact.kv_block_bytes
@@ -62,7 +63,7 @@ def staging_bytes(config: ResolvedConfig, fact: DeviceFacts, sizes: HostSizes) -
 
 
 def shown(num_bytes: int) -> str:
-    """Return a size for people."""
+    """Format a number of bytes for humans."""
     if abs(num_bytes) < 2**30:
         return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,6 +1,6 @@
-"""`BlockLoads`: contents that arrive in blocks of the device from elsewhere, while steps go on.
+"""`BlockLoads`: device blocks that are filled from another tier while steps continue.
 
-Knows no bytes and decides nothing. Where contents come from is a detail of each load, which the workers carry out.
+Knows no bytes and decides nothing. Each load says where its contents come from; the workers execute it.
 """
 
 from collections.abc import Collection
@@ -18,8 +18,8 @@ from octavo.protocol.steps import BlockCopy
 class BlockLoad:
     """Blocks that the workers fill for one request.
 
-    It has a reference to each of them, so nobody else gets them before the workers have answered, whatever becomes of
-    the request.
+    The load holds a reference to each block. So nobody else gets them before the workers have responded, even if the
+    request ends.
     """
 
     number: int
@@ -30,30 +30,30 @@ class BlockLoad:
     keys: list[bytes]
     block_ids: list[BlockId]
     held: list[BlockId]
-    """Cached blocks that the request can use with them, which must not be evicted meanwhile."""
+    """Cached blocks that the request will use with them, and that must not be evicted meanwhile."""
     from_host: list[BlockCopy] = field(default_factory=list)
-    """Blocks that host memory has, as (host block, block)."""
+    """Blocks to copy from host memory, as (host block, device block)."""
     copies_out: list[BlockCopy] = field(default_factory=list)
-    """Copies that no plan makes before it, and which must be made before: see `StepPlan`."""
+    """Copies that must be made before the load, if no plan makes them: see `StepPlan`."""
     copies_in: list[BlockCopy] = field(default_factory=list)
     from_files: list[tuple[bytes, BlockId]] = field(default_factory=list)
-    """Blocks that files have, by key."""
+    """Blocks to load from files, as (key, device block)."""
     state_key: bytes = b""
-    """Of the recurrent state after these blocks, if the device does not have it; host memory keeps it until the request
-    starts."""
+    """Key of the recurrent state after these blocks, if the state is not on the device. Host memory keeps the state
+    until the request starts. Empty if no state is loaded."""
     state_place: BlockId | None = None
-    """In host memory; None: there is no room, or none is needed."""
+    """Host slot of the state. None if there is no room or no state is loaded."""
     states_from_files: list[tuple[bytes, BlockId]] = field(default_factory=list)
-    """The state, if it must be read into its place."""
+    """The state as (key, host slot), if it must be read from a file."""
     is_stale: bool = False
-    """The weights have changed: nobody may find what arrives."""
+    """True after the weights have changed: the contents must not enter the cache."""
 
 
 class BlockLoads:
-    """The loads in flight, and blocks that have arrived and wait until their request starts.
+    """The loads in flight, and loaded blocks that wait until their request starts.
 
-    A content can be found only when all workers have it. Blocks that have arrived may be given up at any time; they
-    stay in the cache as long as nobody else takes them.
+    Contents can be found only when all workers have them. Loaded blocks may be released at any time; they stay in the
+    cache until they are evicted.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BlockLoads:
         self.in_flight: dict[int, BlockLoad] = {}
         self._landed: dict[Request, list[BlockId]] = {}
         self._landed_states: dict[Request, BlockId] = {}
-        """Their states, in host memory."""
+        """Host slots of loaded states, by request."""
         self._num_arrived: dict[Request, int] = {}
         self._begun: list[BlockLoad] = []
         self._num_begun = 0
@@ -78,16 +78,16 @@ class BlockLoads:
 
     @property
     def newest(self) -> BlockLoad | None:
-        """The first load that was begun since `take_begun`."""
+        """The first load that was begun since `take_begun`. None if there is none."""
         return self._begun[0] if self._begun else None
 
     def references(self) -> list[tuple[Request, list[BlockId]]]:
-        """Return the blocks to which loads in flight and arrived ones refer, with their requests."""
+        """Return the blocks referenced by loads in flight and by finished loads, with their requests."""
         loading = [(load.request, [*load.held, *load.block_ids]) for load in self.in_flight.values()]
         return [*loading, *self._landed.items()]
 
     def pins(self, tier: HostTier) -> list[BlockId]:
-        """Return the places of a tier that loads in flight, and states that have arrived, keep there."""
+        """Return the host blocks of a tier that are pinned by loads in flight and by loaded states."""
         loads = self.in_flight.values()
         if tier is self._host:
             return [host_id for load in loads for host_id, _ in load.from_host]
@@ -104,21 +104,21 @@ class BlockLoads:
         held: list[BlockId],
         state_key: bytes = b"",
     ) -> BlockLoad:
-        """Allocate blocks for contents that are elsewhere, and begin to fill them.
+        """Allocate blocks for contents in another tier, and begin to fill them.
 
         Args:
-            request: waits for them.
+            request: the request that waits for them.
             places: index and group of each block.
-            keys: of the contents, which host memory or files have.
-            held: cached blocks that the request can use with them.
-            state_key: of the recurrent state after them, if it is elsewhere; b"": it is not, or there is none.
+            keys: their keys, which are in host memory or in files.
+            held: cached blocks that the request will use with them.
+            state_key: key of the recurrent state after them. Empty if it is on the device or does not exist.
 
         Raises:
-            OutOfBlocks: not enough are free.
+            OutOfBlocks: there are not enough free blocks.
         """
         for block_id in held:
             self._pool.incref(block_id)
-        # Before blocks are allocated: these may lose contents, which must not take the places of what is loaded.
+        # Pin before allocating: blocks evicted by the allocation must not replace the ones to be loaded.
         host = {} if self._host is None else self._host.pin_for_load(keys)
         block_ids = [self._pool.allocate() for _ in keys]
         load = BlockLoad(self._num_begun, request, places, keys, block_ids, held)
@@ -141,22 +141,23 @@ class BlockLoads:
             load.states_from_files.append((key, place))
 
     def take_begun(self) -> list[BlockLoad]:
-        """Return the loads that were begun since the last call: the workers begin them after the latest plan."""
+        """Return the loads begun since the last call. The workers begin them after the latest plan."""
         begun, self._begun = self._begun, []
         return begun
 
     def finish(
         self, number: int, missing: Collection[BlockId], missing_states: Collection[BlockId] = ()
     ) -> tuple[BlockLoad, list[int]] | None:
-        """End a load. Its request, if it still waits, gets its blocks when it starts.
+        """End a load. If its request still waits, it receives the blocks when it starts.
 
         Args:
-            number: of the load.
-            missing: blocks whose contents have not arrived.
-            missing_states: places in host memory to which states have not come.
+            number: number of the load.
+            missing: blocks that were not filled.
+            missing_states: host slots of states that were not read.
 
         Returns:
-            The load, and which of its blocks can be found from now on; None if the workers were lost meanwhile.
+            The load, and the indices of its blocks that can be found from now on. None if the workers were lost
+            meanwhile.
         """
         if (load := self.in_flight.pop(number, None)) is None:
             return None
@@ -178,18 +179,18 @@ class BlockLoads:
         if load.request.state is RequestState.SWAPPED and is_whole:
             num_arrived = self.num_arrived(load.request) + len({load.places[place][0] for place in arrived})
             landed = [*load.held, *map(self._hold, load.keys)]
-            self.release(load.request)  # of an earlier load: more was found for the request before it started
+            self.release(load.request)  # an earlier load: more was found for the request before it started
             self._landed[load.request], self._num_arrived[load.request] = landed, num_arrived
             if state_place is not None:
                 self._landed_states[load.request] = state_place
-        else:  # nobody can continue from blocks behind one that is missing, so they must not be held
+        else:  # a request cannot continue past a missing block, so the blocks must not stay pinned
             self._pool.release(load.held)
             self._unpin_state(state_place)
         self._pool.release(load.block_ids)
         return load, arrived
 
     def _finish_state(self, load: BlockLoad, *, is_whole: bool) -> BlockId | None:
-        """Let the state of a load be found if it has come; returns the place that is pinned for its request."""
+        """Make the state of a load available if it has arrived. Return the host slot that is pinned for its request."""
         if load.state_place is None or self._host_states is None:
             return None
         if not is_whole:
@@ -205,37 +206,37 @@ class BlockLoads:
             self._host_states.unpin([place])
 
     def _hold(self, key: bytes) -> BlockId:
-        """Keep the block with a content, which may be another one than was filled."""
+        """Add a reference to the block with this key, which may differ from the block that was filled."""
         block_id = self._pool.find(key)
         assert block_id is not None, "a content that has arrived cannot be found"
         self._pool.incref(block_id)
         return block_id
 
     def release(self, request: Request) -> None:
-        """Give up the blocks that have arrived for a request, which has its own references to them or needs none."""
+        """Release the blocks loaded for a request. It has its own references to them, or does not need them."""
         self._pool.release(self._landed.pop(request, ()))
         self._num_arrived.pop(request, None)
         self._unpin_state(self._landed_states.pop(request, None))
 
     def num_arrived(self, request: Request) -> int:
-        """Return how many blocks of each group have arrived for a request and are kept for it."""
+        """Return how many blocks per group were loaded for a request and are held for it."""
         return self._num_arrived.get(request, 0)
 
     def release_landed(self, *, besides: Request | None = None) -> bool:
-        """Give up the blocks that have arrived for any other request; returns whether there were any."""
+        """Release the blocks loaded for any other request. Return whether there were any."""
         requests = [request for request in self._landed if request is not besides]
         for request in requests:
             self.release(request)
         return bool(requests)
 
     def invalidate(self) -> None:
-        """Let nobody find what arrives later: the weights have changed."""
+        """Keep all loads in flight out of the cache: the weights have changed."""
         self.release_landed()
         for load in self.in_flight.values():
             load.is_stale = True
 
     def lose(self) -> list[Request]:
-        """Drop all loads: the workers are lost. Returns the requests that were waiting for them."""
+        """Drop all loads: the workers are lost. Return the requests that waited for them."""
         requests = self.swapped
         self._begun.clear()
         self.invalidate()

@@ -1,4 +1,4 @@
-"""`PrefixLookup`: what waiting requests can continue from, and which of it must be copied to the device first."""
+"""`PrefixLookup`: finds what waiting requests can continue from, and what must be copied to the device for that."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,27 +15,27 @@ from octavo.protocol.ids import BlockId
 
 
 class AbsentContents(NamedTuple):
-    """Contents among the hits of a waiting request that are not on the device."""
+    """Hits of a waiting request that are not on the device."""
 
     places: list[tuple[int, int]]
     """Index and group of each block."""
     keys: list[bytes]
-    """Of these blocks."""
+    """Keys of these blocks."""
     state_key: bytes
-    """Of the state after them; b"": it is on the device, or the model has none."""
+    """Key of the state after them. Empty if it is on the device or the model has none."""
 
 
 class PrefixLookup:
-    """Finds hits, and remembers those of the request that was counted last until something changes that they depend on.
+    """Finds hits. Caches those of the request counted last, until anything changes on which they depend.
 
     Args:
         pool: the blocks of all groups.
-        groups: of the model.
-        states: None: the model has no recurrent states.
-        host: None: no blocks are kept in host memory.
-        files: None: nothing is kept in files.
-        copy_cost: decides how far contents that are elsewhere are copied.
-        is_enabled: False: nothing is ever found.
+        groups: the model's cache groups.
+        states: slots of recurrent states. None if the model has none.
+        host: host memory tier. None if there is none.
+        files: file tier. None if there is none.
+        copy_cost: decides how many blocks outside the device are copied.
+        is_enabled: if False, nothing is ever found.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class PrefixLookup:
         self._finder = HitFinder(pool, groups, states, host, files, copy_cost)
         places = (pool, None if states is None else states.pool, host, self._host_states, files)
         self._places = [place for place in places if place is not None]
-        """Where contents may be, which tell whether those that were looked up have changed."""
+        """Pools and tiers that are watched for changes of the looked-up keys."""
         self._counted: tuple[Request, int] | None = None
-        """The request whose hits were counted last, with the number of its tokens then."""
+        """The request whose hits were counted last, with its number of tokens at that time."""
         self._counts: tuple[Hits, list[int]] = (NO_HITS, [])
 
     def find(self, request: Request) -> Hits:
-        """Return the cached blocks that follow the request's own."""
-        # perf: a request that starts was counted just before.
+        """Return the cached blocks that follow the request's own blocks."""
+        # perf: a starting request was counted just before
         if not request.num_blocks and self._is_counted(request):
             return self._counts[0]
         return self._find(request)
 
     def count(self, request: Request) -> tuple[Hits, list[int]]:
-        """Return the hits of a request that has no blocks, and how many free blocks they take of each group."""
+        """Return the hits of a request without blocks, and how many free blocks they occupy per group."""
         if self._is_counted(request):
             return self._counts
         hits = self._find(request)
@@ -84,11 +84,11 @@ class PrefixLookup:
         return self._counts
 
     def num_absent_blocks(self, request: Request) -> int:
-        """Return how many blocks of a waiting request must be copied to the device before it can continue from them."""
+        """Return how many blocks must be copied to the device before a waiting request can continue from them."""
         return sum([block_ids.count(NULL_BLOCK) for block_ids in self.count(request)[0].block_ids])
 
     def absent(self, request: Request) -> AbsentContents:
-        """Return what a waiting request can continue from that is not on the device."""
+        """Return the hits of a waiting request that are not on the device."""
         hits, state_key = self.count(request)[0], b""
         places = absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK)
         if self._states is not None and hits.num_blocks and hits.state == NULL_BLOCK:
@@ -96,7 +96,7 @@ class PrefixLookup:
         return AbsentContents(places, self.keys(request, places), state_key)
 
     def has_file_hits(self, request: Request) -> bool:
-        """Return whether a waiting request can continue from contents that only files have."""
+        """Return whether a waiting request can continue from blocks that only files have."""
         if self._files is None:
             return False
         absent, files = self.absent(request), self._files
@@ -114,8 +114,8 @@ class PrefixLookup:
         return self._finder.find(request)
 
     def _is_counted(self, request: Request) -> bool:
-        """Return whether the last result of `count` was for this request and no block of it has changed."""
-        # perf: the first waiting request is checked in every step.
+        """Return whether the last result of `count` was for this request and is still valid."""
+        # perf: the first waiting request is checked in every step
         if self._copy_cost.has_changed or self._counted != (request, len(request.token_ids)):
             return False
         return not any(place.has_watched_changed for place in self._places)

@@ -1,4 +1,4 @@
-"""The KV blocks: reference counts, contents by hash, and the order in which free blocks are reused.
+"""The KV blocks: reference counts, keys of their contents, and the free list.
 
 Knows no requests and no tokens.
 """
@@ -12,27 +12,27 @@ _NOWHERE = -1
 
 
 class OutOfBlocks(Exception):
-    """No block was free: the scheduler has miscounted."""
+    """No block is free: the scheduler has miscounted."""
 
 
 class ContentObserver(Protocol):
-    """Learns which contents can no longer be found."""
+    """Observes which contents can no longer be found."""
 
     def on_removed(self, block_hash: bytes) -> None:
-        """The block with this content is gone, which `PrefixCache` has extended by the suffix of its group."""
+        """The block with this key was removed: a block hash, plus the group suffix that `PrefixCache` appends."""
 
     def on_cleared(self) -> None:
-        """All contents are gone."""
+        """All contents were removed."""
 
 
 class BlockPool:
     """All KV blocks of the engine.
 
-    A free block may still hold useful content: it keeps its hash until it is allocated again. Free blocks form a
+    A free block may still hold useful contents: it keeps its hash until it is allocated again. Free blocks form a
     doubly linked list over the block ids, allocated from the head: blocks without a hash first, then the least recently
     freed. Every operation is O(1) per block.
 
-    Invariant: a block is in the free list exactly when its reference count is 0.
+    Invariant: a block is in the free list exactly if its reference count is 0.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -43,29 +43,29 @@ class BlockPool:
         self._by_hash: dict[bytes, BlockId] = {}
         self.observers: list[ContentObserver] = []
         self.on_evicted: Callable[[BlockId, bytes], None] | None = None
-        """Called with a block that loses its content to another owner, and its hash."""
+        """Called with a block that loses its contents to another owner, and its hash. None if nobody needs it."""
         self._watched: Set[bytes] = frozenset()
         self.has_watched_changed = False
-        """True once a watched hash was added or dropped, or its block became free or used."""
-        # The list's sentinel has the index after the last block; its next is the head, its previous the tail.
+        """True after a watched hash was added or removed, or its block became free or used."""
+        # The sentinel of the list has the index after the last block. Its next is the head, its previous the tail.
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
     def watch(self, block_hashes: Set[bytes]) -> None:
-        """Watch these hashes, and no others from now on: see `has_watched_changed`."""
+        """Watch only these hashes from now on; see `has_watched_changed`."""
         self._watched = block_hashes
         self.has_watched_changed = False
 
     def find(self, block_hash: bytes) -> BlockId | None:
-        """Return the block with this content, None when there is none."""
+        """Return the block with this hash. Return None if there is none."""
         return self._by_hash.get(block_hash)
 
     def find_cached(self, block_hash: bytes) -> BlockId:
-        """Return the block with this content, which must be cached."""
+        """Return the block with this hash, which must be cached."""
         return self._by_hash[block_hash]
 
     def is_free(self, block_id: BlockId) -> bool:
-        """True when no request holds the block."""
+        """Return whether no request holds the block."""
         return self._references[block_id] == 0
 
     def num_references(self, block_id: BlockId) -> int:
@@ -73,24 +73,24 @@ class BlockPool:
         return self._references[block_id]
 
     def block_hash(self, block_id: BlockId) -> bytes | None:
-        """Return the hash of the block's content, None when it has none."""
+        """Return the hash of the block's contents. Return None if it has none."""
         return self._hashes[block_id]
 
     def incref(self, block_id: BlockId) -> None:
-        """Add a reference to a block found by its hash, taking it off the free list if it was there."""
+        """Add a reference to a block found by its hash, and remove it from the free list if it is there."""
         if self._references[block_id] == 0:
             self._unlink(block_id)
             self.has_watched_changed |= self._hashes[block_id] in self._watched
         self._references[block_id] += 1
 
     def allocate(self, *, keeps_evicted: bool = True) -> BlockId:
-        """Return a free block with one reference. Its earlier content is dropped from the cache.
+        """Return a free block with one reference. Its previous contents are removed from the cache.
 
         Args:
-            keeps_evicted: whether `on_evicted` is called; not if something else is written before the next step.
+            keeps_evicted: whether `on_evicted` is called. False if the block is overwritten before the next step.
 
         Raises:
-            OutOfBlocks: none is free.
+            OutOfBlocks: no block is free.
         """
         if self.num_free == 0:
             raise OutOfBlocks("no block is free")
@@ -108,10 +108,10 @@ class BlockPool:
         return block_id
 
     def set_hash(self, block_id: BlockId, block_hash: bytes) -> bool:
-        """Record the content of an allocated block. Returns whether the block can be found by it now.
+        """Set the hash of an allocated block. Return whether the block can be found by it now.
 
-        When another block already has the same content this one gets no hash: block ids that a
-        worker was given never change, so duplicates are not merged.
+        If another block already has the same hash, this block gets none: block ids sent to workers never change, so
+        duplicates are not merged.
         """
         if self._hashes[block_id] is not None or block_hash in self._by_hash:
             return False
@@ -131,7 +131,7 @@ class BlockPool:
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """Drop one reference of each block of a sequence, given from its head to its tail.
 
-        The tail is freed first, so that it is evicted first: the shorter a prefix, the more requests can use it.
+        The tail is freed first, so that it is evicted first: shorter prefixes serve more requests.
         """
         for block_id in reversed(block_ids):
             self._references[block_id] -= 1
@@ -141,14 +141,14 @@ class BlockPool:
                 self.has_watched_changed |= block_hash in self._watched
 
     def reset_contents(self) -> bool:
-        """Drop the contents of all blocks from the cache; rejected (False) while any block is in use."""
+        """Remove the contents of all blocks from the cache. Return False and do nothing if any block is in use."""
         if self.num_free != self.num_blocks:
             return False
         self.forget_contents()
         return True
 
     def forget_contents(self) -> None:
-        """Drop the contents of all blocks from the cache. Requests that hold blocks keep them."""
+        """Remove the contents of all blocks from the cache. Requests that hold blocks keep them."""
         self._hashes = [None] * self.num_blocks
         self._by_hash.clear()
         self.has_watched_changed = True
@@ -163,11 +163,11 @@ class BlockPool:
             block_id = self._next[block_id]
 
     def cached_hashes(self) -> list[bytes]:
-        """Return the hashes of all contents."""
+        """Return the hashes of all cached contents."""
         return list(self._by_hash)
 
     def cached_blocks(self) -> dict[bytes, BlockId]:
-        """Return a copy of the map from content to block."""
+        """Return a copy of the map from hash to block."""
         return dict(self._by_hash)
 
     def _unlink(self, block_id: BlockId) -> None:

@@ -1,6 +1,6 @@
-"""The prefix cache. It does all block bookkeeping for requests: allocate, share, hash, free.
+"""The prefix cache: all block bookkeeping for requests, i.e. allocation, sharing, hashing and freeing.
 
-The scheduler decides who gets blocks, and counts them before it asks.
+The scheduler decides which request gets blocks, and counts free blocks beforehand.
 """
 
 import math
@@ -23,29 +23,29 @@ from octavo.protocol.steps import BlockCopy
 
 
 class CacheObserver(ContentObserver, Protocol):
-    """Learns every change of what the prefix cache can find."""
+    """Observes every change of what can be found in the prefix cache."""
 
     def on_stored(self, request: Request, index: int, group: int) -> None:
-        """The request's block `index` of a group can be found from now on.
+        """Block `index` of the request in a group can be found from now on.
 
         Its key in the pool is `request.block_hashes[index] + key_suffixes[group]`.
         """
 
 
 class PrefixCache:
-    """Blocks of requests, shared where their contents are equal.
+    """The blocks of requests, shared if their contents are equal.
 
-    Invariant: a block has a hash only if its tokens are known and its KV is computed by an earlier plan or by the one
-    being made. Workers execute plans in order and write KV before they read it, so the block can be read at once.
+    Invariant: a block has a hash only if its tokens are known and its KV is computed by an earlier plan or by the
+    current one. Workers execute plans in order and write KV before they read it, so the block can be used at once.
 
-    One pool serves all KV cache groups: a block has the same bytes in each, and belongs to one of them at a time. The
-    lists of a request are equally long in all groups. States have slots of their own: see `StateSlots`.
+    One pool serves all KV cache groups: blocks of all groups have the same size in bytes, and a block belongs to one
+    group at a time. A request's lists have the same length in all groups. States have separate slots: see `StateSlots`.
 
-    Blocks that a window has passed are freed between two plans. Steps in flight may still read them, but workers
-    execute these before the step in which the next owner writes.
+    Blocks outside windows are freed between two plans. Steps in flight may still read them, but workers execute these
+    before the step in which the next owner writes.
 
-    Contents that free blocks lose stay in the host tier, if there is one, and are copied in for a request that can
-    continue from them. Workers copy before the step, so the invariant holds for these blocks too.
+    If there is a host tier, evicted contents stay there and are copied in for a request that can continue from them.
+    Workers copy before the step, so the invariant holds for these blocks too.
     """
 
     def __init__(
@@ -66,36 +66,36 @@ class PrefixCache:
         self.groups = groups
         self.num_groups = groups.num_groups
         self.states = None
-        """None: the model has no recurrent states."""
+        """Slots of recurrent states. None if the model has none."""
         if groups.state is not None:
             suffix = bytes([self.num_groups])
             self.states = StateSlots(groups.state, num_states, suffix, num_host_states, offloads=offloads)
         self.host = HostTier(num_host_blocks) if num_host_blocks and is_enabled else None
-        """None: no blocks are kept in host memory."""
+        """Host memory tier of blocks. None if there is none."""
         tiers = (self.host, None if self.states is None else self.states.host)
         self.host_tiers = [tier for tier in tiers if tier is not None]
-        """That of blocks and that of states."""
+        """The host tiers of blocks and of states, as far as they exist."""
         if self.host is not None:
             pool.on_evicted = self.host.on_evicted
         self.files = FileTier() if has_files and is_enabled else None
-        """None: nothing is kept in files."""
+        """File tier. None if nothing is kept in files."""
         self.loads = BlockLoads(pool, self.host, self.files, None if self.states is None else self.states.host)
         self.copy_cost = CopyCost(host_block_s, groups.block_size, host_state_s)
-        """Whether hits that are elsewhere are worth their copies."""
+        """Decides whether hits outside the device are worth copying."""
         self.lookup = PrefixLookup(
             pool, groups, self.states, self.host, self.files, self.copy_cost, is_enabled=is_enabled
         )
         self.num_loaded_tokens = 0
-        """Tokens among the hits that were attached last which host memory or files had."""
+        """Number of tokens among the hits attached last that came from host memory or files."""
         self.block_size = groups.block_size
         self.is_enabled = is_enabled
         self.has_windows = bool(groups.windowed)
         self._observers: list[CacheObserver] = []
         self._advanced: dict[Request, None] = {}
-        """Requests whose windows may have passed some of their blocks."""
+        """Requests that may hold blocks outside their windows."""
 
     def add_observer(self, observer: CacheObserver) -> None:
-        """Report every change from now on."""
+        """Report every change to this observer from now on."""
         self._observers.append(observer)
         self.pool.observers.append(observer)
 
@@ -105,22 +105,22 @@ class PrefixCache:
             observer.on_stored(request, index, group)
 
     def remove_observer(self, observer: CacheObserver) -> None:
-        """Report no more changes."""
+        """Stop reporting changes to this observer."""
         self._observers.remove(observer)
         self.pool.observers.remove(observer)
 
     @property
     def pools(self) -> list[BlockPool]:
-        """The pool of blocks, and that of the states if there are any."""
+        """The block pool, and the pool of states if there are any."""
         return [self.pool] if self.states is None else [self.pool, self.states.pool]
 
     @property
     def main_pool(self) -> BlockPool:
-        """The pool that statistics are about: that of the states if no layer has keys and values."""
+        """The pool whose statistics are reported: that of the states if no layer has KV."""
         return self.pool if self.num_groups or self.states is None else self.states.pool
 
     def reset_contents(self) -> bool:
-        """Drop the contents of all blocks and checkpoints; rejected (False) while any is in use."""
+        """Drop the contents of all blocks and checkpoints. Return False and do nothing if any is in use."""
         if self.loads.in_flight or any(pool.num_free != pool.num_blocks for pool in self.pools):
             return False
         for pool in self.pools:
@@ -130,14 +130,15 @@ class PrefixCache:
         return True
 
     def lose_contents(self) -> bool:
-        """Drop everything that workers had, host memory included; rejected (False) while any block is in use."""
+        """Drop everything that workers had, including host memory. Return False and do nothing if any block is in
+        use."""
         for tier in self.host_tiers:
             tier.reset()
         return self.reset_contents()
 
     def forget_contents(self) -> None:
-        """Drop the contents of all blocks and checkpoints. Requests keep theirs, and share them with no other request
-        from now on, nor what they compute: call it when weights change."""
+        """Drop the contents of all blocks and checkpoints. Requests keep their blocks, but share neither these nor
+        anything they compute later. Called when weights change."""
         self.loads.invalidate()
         for pool in self.pools:
             pool.forget_contents()
@@ -149,36 +150,38 @@ class PrefixCache:
             self.states.forget()
 
     def max_chunk(self, request: Request, start: int) -> int | None:
-        """Return how many further tokens of a request a plan may compute that begins at `start`; None: any number.
+        """Return how many tokens of a request a plan may compute from `start` on. Return None if there is no limit.
 
-        It ends at the next checkpoint of the state. A request waits if this plan computes that checkpoint for another.
+        The plan must end at the next checkpoint of the state. The result is 0 if this plan computes that checkpoint for
+        another request: this request waits for it.
         """
         return None if self.states is None else self.states.max_chunk(request, start)
 
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Return how many more blocks, of all groups together, the request needs to hold `num_tokens` tokens.
+        """Return how many more blocks, over all groups, the request needs to hold `num_tokens` tokens.
 
-        Where a window frees blocks meanwhile: how many more it holds at most at a time. The next step needs no more. A
-        later one may, if another request keeps blocks that this one's window has passed: it counts again, and preempts.
+        With windows that free blocks meanwhile, this is the maximum held at any time. The next step never needs more. A
+        later step may need more if another request holds blocks outside this one's window; it counts again and
+        preempts.
         """
         num_blocks = request.num_blocks
         return self._num_missing(num_tokens, num_blocks, [num_blocks - first for first in request.first_blocks])
 
     def num_blocks_to_start(self, request: Request) -> int:
-        """Return how many free blocks a waiting request takes at most at a time for the tokens it has.
+        """Return the most free blocks that a waiting request occupies at any time for its current tokens.
 
-        A window that passes a block which another request holds too frees nothing: such hits save no block of it.
+        Hits that another request holds too do not count as savings in a window: leaving them behind frees no block.
         """
         hits, num_free = self.count_hits(request)
         return sum(num_free) + self._num_missing(request.num_tokens, hits.num_blocks, num_free)
 
     def _num_missing(self, num_tokens: int, num_blocks: int, num_held: Sequence[int]) -> int:
-        """Return `num_missing_blocks` of a request that has `num_blocks` of each group.
+        """Return `num_missing_blocks` of a request with `num_blocks` blocks per group.
 
         Args:
             num_tokens: as for `num_missing_blocks`.
-            num_blocks: with those that windows have passed.
-            num_held: of each group, the blocks that its window frees as it passes them; () if there are none.
+            num_blocks: including blocks outside windows.
+            num_held: blocks per group that become free once they are outside the window. Empty if there are no windows.
         """
         num_new = max(0, -(-num_tokens // self.block_size) - num_blocks)
         if not self.has_windows:
@@ -190,11 +193,11 @@ class PrefixCache:
         return num_missing
 
     def count_hits(self, request: Request) -> tuple[Hits, list[int]]:
-        """Return what `attach_hits` would find now, and how many free blocks it takes of each group."""
+        """Return what `attach_hits` would find now, and how many free blocks it would occupy per group."""
         return self.lookup.count(request)
 
     def attach_hits(self, request: Request) -> int:
-        """Attach the cached blocks that follow the request's own.
+        """Attach the cached blocks that follow the request's own blocks.
 
         At least one token is left to compute, because its logits are needed.
 
@@ -227,10 +230,10 @@ class PrefixCache:
         return num_tokens
 
     def _copy_in(self, host: HostTier, request: Request, hits: Hits) -> int:
-        """Allocate the blocks among a request's new hits that only the host tier has; returns their tokens."""
+        """Allocate the new hits of a request that only the host tier has. Return their number of tokens."""
         lost = absent_places(request.num_blocks + hits.num_blocks, hits.block_ids, NULL_BLOCK)
         keys = self.lookup.keys(request, lost)
-        host.pin(keys)  # the blocks allocated now may lose contents, which must not take the places of these
+        host.pin(keys)  # blocks evicted by the allocations below must not replace these
         for (index, group), key in zip(lost, keys, strict=True):
             block_id = request.block_ids[group][index] = self.pool.allocate()
             host.copy_in(key, block_id)
@@ -253,7 +256,7 @@ class PrefixCache:
         elapsed_s: float = 0.0,
         missing_states: Collection[BlockId] = (),
     ) -> Request | None:
-        """End a load; returns the request that was waiting for it, None if none still does."""
+        """End a load. Return the request that waits for it. Return None if it does not wait any more."""
         if (ended := self.loads.finish(number, missing, missing_states)) is None:
             return None
         load, arrived = ended
@@ -265,18 +268,19 @@ class PrefixCache:
         return load.request if load.request.state is RequestState.SWAPPED else None
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
-        """Return the copies that workers make before the step that is planned: see `StepPlan`."""
+        """Return the copies that workers make before the step being planned: see `StepPlan`."""
         return ([], []) if self.host is None else self.host.take_copies()
 
     def take_state_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
-        """Return those of states. Without a step they wait for the next one, which is the first that may write."""
+        """Return the copies of states. Without a step they wait for the next step, which is the first that may
+        write."""
         return ([], []) if self.states is None or self.states.host is None else self.states.host.take_copies()
 
     def extend(self, request: Request, num_tokens: int) -> None:
         """Allocate blocks so that the request can hold `num_tokens` tokens.
 
         Raises:
-            OutOfBlocks: not enough are free.
+            OutOfBlocks: there are not enough free blocks.
         """
         if self.has_windows:
             self._advanced[request] = None
@@ -291,9 +295,9 @@ class PrefixCache:
         request.num_blocks += num_new
 
     def free_passed_blocks(self) -> None:
-        """Free the blocks that windows, and the slots that states, have passed since the last call.
+        """Free the blocks outside windows and the state slots that are no longer needed since the last call.
 
-        Call between two plans.
+        Called between two plans.
         """
         if self.states is not None:
             self.states.settle()
@@ -339,7 +343,7 @@ class PrefixCache:
         request.num_hashed_blocks = num_full
 
     def has_unhashed_block(self, request: Request) -> bool:
-        """Return whether `cache_full_blocks` has something to do as soon as the request's known tokens are computed."""
+        """Return whether `cache_full_blocks` has work to do once the request's known tokens are computed."""
         return (
             self.is_enabled
             and not request.is_mixed
@@ -353,7 +357,7 @@ class PrefixCache:
     def invalidate_blocks(self, request: Request) -> None:
         """Remove everything the request has computed or shared from the cache: it may contain NaN.
 
-        Earlier positions are affected too: a weight of zero does not turn NaN into zero, so later layers store NaN for
+        Earlier positions are affected too. A weight of zero does not turn NaN into zero, so later layers store NaN for
         all positions of the step.
         """
         for block_hash in request.block_hashes:
@@ -368,14 +372,14 @@ class PrefixCache:
         request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one
 
     def release(self, request: Request) -> None:
-        """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
+        """Free all blocks of a request. Their contents stay in the cache until the blocks are allocated again."""
         if self.is_enabled and not request.is_mixed:
             self._hash_full_blocks(request)
         if self.states is not None:
             self.states.release(request)
         if self.num_groups == 1 and not self.has_windows:
             self.pool.release(request.block_ids[0])
-        else:  # from the tail to the head in all groups at once: a hit needs blocks of each
+        else:  # from tail to head in all groups at once, because a hit needs blocks of every group
             blocks = zip(*request.block_ids[: self.num_groups], strict=True)
             self.pool.release([block_id for ids in blocks for block_id in ids if block_id != NULL_BLOCK])
             self._advanced.pop(request, None)
@@ -383,4 +387,4 @@ class PrefixCache:
         request.num_blocks = 0
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
-        request.is_mixed = False  # what it computes next, it computes from its first token on
+        request.is_mixed = False  # it recomputes from its first token on

@@ -1,4 +1,4 @@
-"""How many KV blocks there are: from what the workers measured to the `CachePlan`, and the table that explains it.
+"""Computes the number of KV blocks: from the workers' measurements to the `CachePlan`, and the table that explains it.
 
 Pure arithmetic: measures nothing, allocates nothing.
 """
@@ -14,9 +14,9 @@ from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, Resol
 from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
-"""Upper limit of the automatic cache size on a CPU, unless one request of `max_model_len` needs more.
+"""Upper limit of the automatic cache size on a CPU in bytes, unless one request of `max_model_len` needs more.
 
-Main memory is shared with everything else on the machine; `--kv-cache-memory-bytes` asks for more.
+Main memory is shared with everything else on the machine. `--kv-cache-memory-bytes` requests more.
 """
 
 _MAX_UTILIZATION = 0.98
@@ -24,15 +24,15 @@ _UNLIMITED = 2**62
 
 
 def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePlan:
-    """Decide the number of blocks, the same for every worker, and the length limit that goes with it.
+    """Compute the number of blocks, equal for all workers, and the resulting length limit.
 
     Args:
-        config: overrides win over the arithmetic `free x gpu_memory_utilization - weights - activations`.
-        facts: one for each worker; the one with the least room decides.
+        config: the engine's configuration. Overrides win over `free x gpu_memory_utilization - weights - activations`.
+        facts: facts of each worker. The worker with the least room decides.
 
     Raises:
-        NotEnoughMemoryError: not even one request of `max_model_len` tokens fits; the hint names a flag
-            and a value with which it would.
+        NotEnoughMemoryError: not even one request of `max_model_len` tokens fits. The hint names a flag and a value
+            that would suffice.
     """
     specs = _groups_of_model(config, facts)
     groups = CacheGroups.of(config, specs)
@@ -64,7 +64,7 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
 
 
 def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> str:
-    """Return the start-up table: where each worker's memory goes, and what the cache holds."""
+    """Return the start-up table: how each worker's memory is used, and what the cache holds."""
     lines, host = [], HostSizes(plan.num_host_blocks, plan.num_host_states)
     for fact in facts:
         cache_bytes, state_bytes = plan.num_blocks * fact.kv_block_bytes, plan.num_states * fact.state_bytes
@@ -97,14 +97,14 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _host_state_s(fact: DeviceFacts) -> float:
-    """Return how long a state takes from host memory, if its bytes are copied as fast as those of blocks."""
+    """Return the seconds to copy a state from host memory, assuming the same bandwidth as for blocks."""
     return fact.host_block_s * fact.state_bytes / fact.kv_block_bytes if fact.kv_block_bytes else 0.0
 
 
 def _groups_of_model(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
-    """Return the groups that all workers have, with the layers of each: those of one worker, or of the stages.
+    """Return the groups of the model with their layers: those of one worker, or of all pipeline stages together.
 
-    The interval of checkpoints is that of the worker with the largest states.
+    The checkpoint interval is that of the worker with the largest states.
     """
     first, *others = [[(group.kind, group.window) for group in fact.cache_groups] for fact in facts]
     assert all(groups == first for groups in others), f"workers with different cache groups: {[first, *others]}"
@@ -116,7 +116,8 @@ def _groups_of_model(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> li
 
 
 def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> list[str]:
-    """Return what one request takes of the first worker's memory in each kind of cache group; [] for a single group."""
+    """Return lines with the memory per request and kind of cache group on the first worker. Empty for a single
+    group."""
     if not plan.max_request_blocks and not plan.has_states:
         return []
     groups, specs, block_bytes = CacheGroups.of_plan(config, plan), plan.cache_groups, facts[0].kv_block_bytes
@@ -144,7 +145,7 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _num_states(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
-    """Return the slots of states that one worker is to hold, which are taken from the memory of the cache."""
+    """Return the number of state slots of one worker. Their memory is taken from the cache."""
     request_bytes = _num_blocks_needed(config, fact) * fact.kv_block_bytes
     cache_bytes = config.kv_cache_memory_bytes
     if cache_bytes is None:
@@ -156,12 +157,12 @@ def _num_states(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> i
 
 
 def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int, host: HostSizes) -> int:
-    """Return the blocks that one worker is to hold beside its states; 0 or less when there is no room."""
+    """Return the number of blocks that one worker can hold in addition to its states; 0 or less if there is no room."""
     if not fact.has_blocks:
         return 0
     if config.num_blocks_override is not None:
         return config.num_blocks_override
-    if not fact.kv_block_bytes:  # a pipeline stage whose layers have states only
+    if not fact.kv_block_bytes:  # a pipeline stage with only recurrent layers
         return _UNLIMITED
     state_bytes = num_states * fact.state_bytes
     if config.kv_cache_memory_bytes is not None:
@@ -173,7 +174,7 @@ def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int, host
 def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return how many blocks can be in use at the same time. On a GPU the rest still serves as prefix cache."""
     if config.computes_whole_prompts:
-        # Keys are read in the step that computes them; the next step may be planned meanwhile.
+        # Keys are read in the step that computes them, and the next step may be planned meanwhile.
         in_one_step = -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
         num_groups = len([group for group in fact.cache_groups if group.kind != "state"])
         return 2 * in_one_step * num_groups
@@ -181,7 +182,7 @@ def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
 
 
 def _ceiling(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> int:
-    """Return the most blocks that the automatic size takes on a CPU, whose memory other programs use too."""
+    """Return the most blocks that the automatic size allows on a CPU, whose memory other programs use too."""
     if config.device != "cpu" or not fact.kv_block_bytes:
         return _UNLIMITED
     rest_bytes = CPU_CACHE_CEILING_BYTES - min(num_states * fact.state_bytes, CPU_CACHE_CEILING_BYTES // 2)
@@ -209,7 +210,7 @@ def _limit(config: ResolvedConfig, fact: DeviceFacts, num_states: int, host: Hos
 
 
 def _num_blocks_needed(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the blocks of one request of `max_model_len` tokens."""
+    """Return the blocks that one request of `max_model_len` tokens needs."""
     return CacheGroups.of(config, fact.cache_groups).max_request_blocks(config.max_model_len)
 
 
@@ -219,16 +220,16 @@ def _not_enough(
     """Return the error, with the change that costs the user least.
 
     Args:
-        config: of the engine.
-        fact: of the worker with the least room.
-        host: what it keeps in host memory.
-        num_blocks: that it has room for; slots of states if the model has no blocks.
-        num_states: that one request needs.
+        config: the engine's configuration.
+        fact: facts of the worker with the least room.
+        host: sizes of its host memory.
+        num_blocks: blocks that fit, or slots of states if the model has no blocks.
+        num_states: slots of states that one request needs.
     """
     groups = CacheGroups.of(config, fact.cache_groups)
     num_needed = _num_blocks_needed(config, fact)
     need_bytes = num_needed * fact.kv_block_bytes + num_states * fact.state_bytes
-    # Without blocks a shorter request needs as much.
+    # Without blocks a shorter request needs just as much.
     longest = groups.longest_request(num_blocks, config.max_model_len) if groups.num_groups else 0
     needed = [f"{num_needed} KV blocks"] * bool(num_needed) + [f"{num_states} states"] * bool(num_states)
     one_request = f"one request of --max-model-len {config.max_model_len} needs {' and '.join(needed)}"
@@ -259,10 +260,10 @@ def _not_enough(
 
 
 def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes, longest: int, need_bytes: int) -> str:
-    """Return the hint for the computed size: more of the memory, a shorter limit, or a smaller model."""
+    """Return the hint for an automatic size: more memory, a shorter limit, or a smaller model."""
     options = []
     taken = _taken(config, fact, host)
-    # Rounded up, so that the value named is enough.
+    # Rounded up, so that the suggested value suffices.
     utilization = -(-(taken + need_bytes) * 1000 // _shared_bytes(config, fact)) / 1000
     is_free = taken + need_bytes <= fact.free_bytes
     if config.gpu_memory_utilization < utilization <= _MAX_UTILIZATION and is_free:
@@ -285,12 +286,13 @@ def _room(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
 
 
 def _usable(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the bytes that this worker may use: never more than are free."""
+    """Return the bytes that this worker may use: at most the free ones."""
     return min(fact.free_bytes, int(_shared_bytes(config, fact) * config.gpu_memory_utilization))
 
 
 def _shared_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the memory that `--gpu-memory-utilization` refers to: what is free on a CPU, all of it on a GPU."""
+    """Return the memory in bytes that `--gpu-memory-utilization` refers to: free memory on a CPU, all memory on a
+    GPU."""
     return fact.free_bytes if config.device == "cpu" else fact.total_bytes
 
 
@@ -299,11 +301,11 @@ def _memory_qualifier(config: ResolvedConfig) -> str:
 
 
 def _taken(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
-    """Return the bytes of everything but the cache."""
+    """Return the bytes of everything except the cache."""
     measured = fact.weights_bytes + fact.activation_bytes + fact.graph_bytes
     return measured + fact.adapter_bytes + fact.exchange_bytes + _kept_bytes(config, fact, host)
 
 
 def _kept_bytes(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
-    """Return the bytes of host memory for contents, if that is also the memory of the device."""
+    """Return the host memory in bytes for offloaded contents, if it is also the memory of the device."""
     return host_bytes(config, fact, host) if config.device == "cpu" else 0

@@ -1,35 +1,36 @@
-"""How many slots for recurrent states there are. Pure arithmetic; `sizing.py` gives other memory to blocks."""
+"""Computes the number of slots for recurrent states. Pure arithmetic; `sizing.py` gives the remaining memory to
+blocks."""
 
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 
 CHECKPOINTS_PER_REQUEST = 2
-"""Slots for checkpoints, for each request that may run, beside those that it holds."""
+"""Number of slots for checkpoints per running request, in addition to the slots that it holds."""
 
 HOST_CHECKPOINTS_PER_INTERVAL = 2
-"""Checkpoints in host memory for the keys and values of an interval: that at its end, and about one at the end of a
+"""Checkpoints in host memory per interval of KV: the one at the end of the interval, and about one at the end of a
 prompt."""
 
 LANDING_BYTES = 256 << 20
 MIN_LANDING_STATES, MAX_LANDING_STATES = 4, 64
-"""Checkpoints in host memory to which those from files come, if there is no more memory for them."""
+"""Number of host slots to which states from files are loaded, if host memory keeps no other states."""
 
 CPU_REQUESTS = 32
-"""On a CPU the automatic size has room for the states of as many requests if the memory is there, even above the
-ceiling of the cache: states of large models are so large that otherwise few could run."""
+"""On a CPU the automatic size has room for the states of this many requests if there is enough memory, even above the
+ceiling of the cache. Otherwise few requests of large models could run, because their states are large."""
 
 MAX_SHARE = 0.5
-"""Most of the memory that states take where other layers have keys and values."""
+"""Largest fraction of the memory that states take if other layers have KV."""
 
 
 def num_states(config: ResolvedConfig, fact: DeviceFacts, cache_bytes: int, request_bytes: int) -> int:
-    """Return the slots that one worker is to hold; 0 if its layers have no states.
+    """Return the number of state slots of one worker; 0 if its layers have no states.
 
     Args:
-        config: of the engine.
-        fact: of the worker.
-        cache_bytes: for states and blocks together.
-        request_bytes: of the blocks of one request of `max_model_len` tokens.
+        config: the engine's configuration.
+        fact: facts of the worker.
+        cache_bytes: memory for states and blocks together.
+        request_bytes: memory for the blocks of one request of `max_model_len` tokens.
     """
     group = CacheGroups.of(config, fact.cache_groups).state
     if group is None:
@@ -43,7 +44,7 @@ def num_states(config: ResolvedConfig, fact: DeviceFacts, cache_bytes: int, requ
 
 
 def most_states(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return how many slots `max_num_seqs` requests use, with a fair number of checkpoints."""
+    """Return how many slots `max_num_seqs` requests use, with a reasonable number of checkpoints."""
     group = CacheGroups.of(config, fact.cache_groups).state
     assert group is not None, "a model without states"
     num_checkpoints = CHECKPOINTS_PER_REQUEST if group.interval else 0
@@ -51,7 +52,7 @@ def most_states(config: ResolvedConfig, fact: DeviceFacts) -> int:
 
 
 def ceiling_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the bytes of a cache with the states of `CPU_REQUESTS` requests; 0 for a model without states."""
+    """Return the size of a cache with the states of `CPU_REQUESTS` requests in bytes; 0 for a model without states."""
     group = CacheGroups.of(config, fact.cache_groups).state
     if group is None:
         return 0
@@ -63,9 +64,9 @@ def num_host_states(host_bytes: int, state_bytes: int, interval_bytes: int) -> i
     """Return how many checkpoints are kept in host memory, at least one if the model has states.
 
     Args:
-        host_bytes: for checkpoints and blocks together, enough for one of each.
-        state_bytes: of a state; 0: no checkpoints are kept.
-        interval_bytes: of the keys and values of the tokens between two checkpoints; 0: there are none.
+        host_bytes: memory for checkpoints and blocks together, enough for one of each.
+        state_bytes: bytes of a state; 0 if no checkpoints are kept.
+        interval_bytes: bytes of the KV of the tokens between two checkpoints; 0 if there is no KV.
     """
     if not state_bytes:
         return 0
@@ -76,7 +77,7 @@ def num_host_states(host_bytes: int, state_bytes: int, interval_bytes: int) -> i
 
 
 def num_landing_states(state_bytes: int) -> int:
-    """Return how many checkpoints host memory needs room for if some come from files; 0: the model has no states."""
+    """Return how many host slots are needed for checkpoints that come from files; 0 if the model has no states."""
     if not state_bytes:
         return 0
     return max(MIN_LANDING_STATES, min(LANDING_BYTES // state_bytes, MAX_LANDING_STATES))

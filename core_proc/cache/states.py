@@ -1,6 +1,6 @@
-"""The slots of recurrent states: which ones a request reads and writes, and the checkpoints that others continue from.
+"""The slots of recurrent states: which slots a request reads and writes, and the checkpoints that other requests use.
 
-Called by `PrefixCache` only, which does the same for blocks.
+Called only by `PrefixCache`, which does the same for blocks.
 """
 
 from collections.abc import Iterable
@@ -20,56 +20,55 @@ from octavo.protocol.steps import StateMove
 
 @dataclass(frozen=True, slots=True)
 class BeforeDrafts:
-    """The state to which a request goes back if a draft is wrong."""
+    """The state that a request restarts from if a draft is rejected."""
 
     slot: BlockId
     num_tokens: int
-    """Tokens that the state has read."""
+    """Number of tokens that the state has read."""
     num_stored: int
-    """Tokens with keys and values that stay right. What is computed again stores the same ones."""
+    """Number of tokens whose KV remains valid. Recomputing them stores the same KV."""
 
 
 class StateObserver(ContentObserver, Protocol):
-    """Learns which checkpoints slots have."""
+    """Observes which checkpoints can be found."""
 
     def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
-        """The state after so many blocks of a request can be found from now on.
+        """The state after this many blocks of a request can be found from now on.
 
         Args:
-            request: whose hashes of these blocks are known.
-            num_blocks: before the state.
-            slot: of the state.
-            is_computed: False: it comes from host memory or another engine, with the next plan.
+            request: the request; the hashes of these blocks are known.
+            num_blocks: number of blocks before the state.
+            slot: slot of the state.
+            is_computed: False if it arrives from host memory or another engine, with the next plan.
         """
 
 
 class StateSlots:
-    """The states of requests, each in a slot of a pool of their own.
+    """The states of requests, each in a slot of a separate pool.
 
-    A step reads the state of a request from the slot of the block with the token before the step's first one, and
-    writes it to the slot of the block with its last one. Both are the same slot until the request comes to a
-    checkpoint: it then continues in another one. The slot with the checkpoint can be found by the hash of its block,
-    and nobody writes to it any more.
+    A step reads the state of a request from the slot of the block that holds the token before the step's first token.
+    It writes the state to the slot of the block with the step's last token. Both are the same slot until the request
+    reaches a checkpoint; it then continues in another slot. The checkpoint's slot can be found by the hash of its block
+    and is not written any more.
 
-    Invariants: a slot that has a hash or several owners is not written; a request holds at most `StateGroup.max_held`
-    slots, so any request can be extended if that many times the requests that run are in the pool.
+    Invariants: a slot that has a hash or several owners is not written. A request holds at most `StateGroup.max_held`
+    slots, so every running request can be extended if the pool has that many slots for each.
 
-    A checkpoint is found from the plan after the one that computes it: the requests of one step read their states
-    before any is written.
+    A checkpoint can be found from the plan after the one that computes it, because the requests of a step read their
+    states before any state is written.
 
-    A step that verifies drafts writes to another slot than it reads. If a draft is wrong, the request goes back to the
-    state before all of them, and its next step computes what was right again.
+    A step that verifies drafts writes to another slot than it reads. If a draft is rejected, the request restarts from
+    the state before all drafts, and its next step recomputes the accepted tokens.
 
-    Checkpoints whose slots go to others stay in host memory, if there is some for them, and are copied into a free slot
-    for a request that can continue from them. Workers make these copies before the step. Checkpoints in files come by
-    way of host memory.
+    If host memory keeps states, evicted checkpoints stay there and are copied into a free slot for a request that can
+    continue from them. Workers make these copies before the step. Checkpoints in files are loaded through host memory.
 
     Args:
-        group: of the model.
-        num_slots: in the pool.
-        key_suffix: what the keys of states have behind the hashes of blocks.
-        num_host_states: in host memory.
-        offloads: checkpoints whose slots go to others are copied there.
+        group: the model's state group.
+        num_slots: number of slots in the pool.
+        key_suffix: suffix that the keys of states append to block hashes.
+        num_host_states: number of states in host memory.
+        offloads: whether evicted checkpoints are copied to host memory.
     """
 
     def __init__(
@@ -78,37 +77,38 @@ class StateSlots:
         self.group = group
         self.pool = BlockPool(num_slots)
         self.host = HostTier(num_host_states) if num_host_states and group.interval > 0 else None
-        """None: no checkpoints are kept in host memory."""
+        """Host memory tier of states. None if there is none."""
         if self.host is not None and offloads:
             self.pool.on_evicted = self.host.on_evicted
         self._observers: list[StateObserver] = []
         self.max_requests = num_slots // group.max_held
-        """The most requests that may run at the same time."""
+        """Most requests that may run at the same time."""
         self.key_suffix = key_suffix
         self._has_checkpoints = group.interval > 0
         self._written: dict[Request, int] = {}
-        """Requests that come to a checkpoint in this plan, and the index of the block before it."""
+        """Requests that reach a checkpoint in this plan, with the index of the block before it."""
         self._passed: dict[Request, int] = {}
-        """Requests that go on from a checkpoint in this plan, and the index of the block before it."""
+        """Requests that continue from a checkpoint in this plan, with the index of the block before it."""
         self._awaited: set[bytes] = set()
         """Hashes of the blocks before checkpoints that this plan computes."""
         self._invalid: set[Request] = set()
         """Requests whose states may contain NaN."""
         self._before_drafts: dict[Request, BeforeDrafts] = {}
-        """Of requests with drafts that are verified or were wrong."""
+        """States before drafts, for requests whose drafts are being verified or were rejected."""
 
     def add_observer(self, observer: StateObserver) -> None:
-        """Report every change from now on."""
+        """Report every change to this observer from now on."""
         self._observers.append(observer)
         self.pool.observers.append(observer)
 
     def remove_observer(self, observer: StateObserver) -> None:
-        """Report no more changes."""
+        """Stop reporting changes to this observer."""
         self._observers.remove(observer)
         self.pool.observers.remove(observer)
 
     def settle(self) -> None:
-        """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
+        """Make the checkpoints of the previous plan available, and free the slots that it has read. Called between
+        plans."""
         for request, index in self._written.items():
             self._cache(request, index)
         for request, index in self._passed.items():
@@ -118,12 +118,12 @@ class StateSlots:
         self._awaited.clear()
 
     def forget(self) -> None:
-        """Let no checkpoint of the plan before be found: see `PrefixCache.forget_contents`."""
+        """Do not make checkpoints of the previous plan available: see `PrefixCache.forget_contents`."""
         self._written.clear()
         self._awaited.clear()
 
     def extend(self, request: Request, num_new: int) -> None:
-        """Add entries for new blocks. The state after the last token of them goes to the last entry.
+        """Add entries for new blocks. The last entry receives the state after their last token.
 
         Raises:
             OutOfBlocks: more requests run than the pool has slots for.
@@ -140,7 +140,7 @@ class StateSlots:
         slots.append(slot)
 
     def _is_kept(self, request: Request, slot: BlockId) -> bool:
-        """Return whether the state after the request's last token must stay where it is."""
+        """Return whether the slot must keep the state after the request's last token."""
         if not self._has_checkpoints:
             return False
         return (
@@ -150,12 +150,12 @@ class StateSlots:
         )
 
     def attach(self, request: Request, num_new: int, slot: BlockId) -> None:
-        """Continue from a checkpoint that is `num_new` blocks further on than the request.
+        """Continue from a checkpoint that is `num_new` blocks after the request's last block.
 
         Args:
-            request: has an entry for each block before the new ones.
-            num_new: blocks.
-            slot: of the checkpoint; `NULL_BLOCK`: host memory has it.
+            request: a request with an entry for each block before the new ones.
+            num_new: number of new blocks.
+            slot: slot of the checkpoint; `NULL_BLOCK` if host memory has it.
         """
         slots = request.block_ids[self.group.index]
         if slots:
@@ -168,50 +168,50 @@ class StateSlots:
         slots.append(slot)
 
     def _copy_in(self, request: Request, num_blocks: int) -> BlockId:
-        """Have a checkpoint copied from host memory to a slot, in which it can be found from now on."""
+        """Have a checkpoint copied from host memory to a slot, where it can be found from now on."""
         assert self.host is not None, "a checkpoint is elsewhere"
         key = self.key(request, num_blocks)
-        self.host.pin([key])  # the slot allocated now may lose a state, which must not take the place of this one
+        self.host.pin([key])  # a state evicted by the allocation must not replace this one
         slot = self.pool.allocate()
         self.host.copy_in(key, slot)
         self._store(request, num_blocks, slot, is_computed=False)
         return slot
 
     def touch(self, slot: BlockId) -> None:
-        """Let a checkpoint be evicted after all others: a request continues from it as soon as its blocks are there.
+        """Make a checkpoint the last one to be evicted: a request continues from it as soon as its blocks are loaded.
 
-        It is not held: running requests may need all slots.
+        The checkpoint is not held, because running requests may need all slots.
         """
         self.pool.incref(slot)
         self.pool.release([slot])
 
     def take(self, request: Request, num_blocks: int) -> BlockId | None:
-        """Return a free slot in which the state after so many blocks can be found from now on: it comes from another
-        engine before the next plan. None: it is here already, or no slot is free."""
+        """Return a free slot where the state after this many blocks can be found from now on. It arrives from another
+        engine before the next plan. Return None if the state is cached already or no slot is free."""
         key = self.key(request, num_blocks)
         if self.pool.find(key) is not None or not self.pool.num_free:
             return None
-        # What the slot loses is not offloaded: that copy would be made after the new state has come.
+        # The evicted state is not offloaded: that copy would be made after the new state has arrived.
         slot = self.pool.allocate(keeps_evicted=False)
         self._store(request, num_blocks, slot, is_computed=False)
         self.pool.release([slot])
         return slot
 
     def is_key(self, key: bytes) -> bool:
-        """Return whether a key of another engine is that of a state."""
+        """Return whether a key from another engine belongs to a state."""
         return len(key) == HASH_BYTES + len(self.key_suffix) and key.endswith(self.key_suffix)
 
     def max_draft_tokens(self, request: Request, position: int) -> int:
-        """Return how many drafts a step may verify after `position`: none of them comes to a checkpoint."""
+        """Return how many drafts a step may verify after `position`, so that no draft reaches a checkpoint."""
         if not self._has_checkpoints:
             return request.max_num_tokens
         return max(0, self.group.next_kept(position - 1, request.num_prompt_tokens) - 1 - position)
 
     def max_decode_steps(self, request: Request) -> int:
-        """Return how many tokens of a request a plan of several steps may compute.
+        """Return how many tokens of a request a plan with several steps may compute.
 
-        It ends at the next checkpoint at the latest, and needs one new block at most: of several, only the last one has
-        an entry for the state.
+        The plan must end at or before the next checkpoint, and may need only one new block: of several new blocks, only
+        the last one has an entry for the state.
         """
         position, size = request.num_computed_tokens, self.group.block_size
         most = (request.num_blocks + 1) * size - position
@@ -220,37 +220,38 @@ class StateSlots:
         return most
 
     def keep(self, request: Request) -> None:
-        """Keep the state of a request as it is before this plan, which computes drafts, until they are verified.
+        """Keep the state of a request before this plan, which computes drafts, until the drafts are verified.
 
         Raises:
             OutOfBlocks: more requests run than the pool has slots for.
         """
         num_tokens = request.num_computed_tokens
-        if (before := self._before_drafts.get(request)) is not None:  # this plan computes what was right again
+        if (before := self._before_drafts.get(request)) is not None:  # this plan recomputes the accepted tokens
             self._before_drafts[request] = replace(before, num_stored=num_tokens)
             return
         slots = request.block_ids[self.group.index]
-        if (passed := self._passed.pop(request, None)) is not None:  # it continues in another slot as it is
+        if (passed := self._passed.pop(request, None)) is not None:  # this plan continues in another slot anyway
             slot, slots[passed] = slots[passed], NULL_BLOCK
         else:
             slot, slots[-1] = slots[-1], self.pool.allocate()
         self._before_drafts[request] = BeforeDrafts(slot, num_tokens - 1, num_tokens)
 
     def end_drafts(self, request: Request, *, are_right: bool) -> None:
-        """Learn whether all drafts of a request were right. If not, it goes back to the state before them."""
+        """Note whether all drafts of a request were accepted. If not, it restarts from the state before them."""
         if are_right and (before := self._before_drafts.pop(request, None)) is not None:
             self.pool.release([before.slot])
 
     def goes_back(self, request: Request) -> bool:
-        """Return whether a request computes, or must compute, from the state before its latest drafts on."""
+        """Return whether the state before a request's latest drafts is kept: they are being verified, or one was
+        rejected."""
         return request in self._before_drafts
 
     def before_drafts(self, request: Request) -> BeforeDrafts | None:
-        """Return where a request goes back to, or has gone back to, if a draft is wrong; None: it has no drafts."""
+        """Return the state from which a request restarts if a draft is rejected. Return None if it has no drafts."""
         return self._before_drafts.get(request)
 
     def take_moves(self, requests: Iterable[Request]) -> list[StateMove]:
-        """Return the moves of a plan that computes tokens of these requests, and takes no more slots."""
+        """Return the state moves of a plan that computes tokens of these requests. The plan must need no more slots."""
         moves: list[StateMove] = []
         for request in requests if self._before_drafts else ():
             if (before := self._before_drafts.get(request)) is None:
@@ -267,7 +268,7 @@ class StateSlots:
         return [*slots, self._before_drafts[request].slot] if request in self._before_drafts else slots
 
     def on_computed(self, request: Request) -> None:
-        """Learn that the plan computes tokens of a request, up to `num_computed_tokens`."""
+        """Note that the plan computes tokens of a request up to `num_computed_tokens`."""
         num_tokens = request.num_computed_tokens
         if not self.group.is_kept(num_tokens, request.num_prompt_tokens):
             return
@@ -285,7 +286,7 @@ class StateSlots:
         return self.group.next_kept(start, request.num_prompt_tokens) - request.num_computed_tokens
 
     def _awaits_checkpoint(self, request: Request) -> bool:
-        """Return whether this plan computes, for another request, the next checkpoint that the request can use."""
+        """Return whether this plan computes, for another request, the next checkpoint that this request can use."""
         size = self.group.block_size
         first, partial = divmod(request.num_computed_tokens, size)
         if not self._awaited or partial or first != request.num_blocks or not request.reads_prefix_cache:
@@ -296,13 +297,13 @@ class StateSlots:
         return hash_of_block(request, following // size - 1, size) in self._awaited
 
     def last_checkpoint(self, request: Request, end: int, keys: list[bytes], files: FileTier | None = None) -> int:
-        """Return the most leading blocks, at most `end`, after which there is a checkpoint.
+        """Return the largest number of leading blocks, at most `end`, after which there is a checkpoint.
 
         Args:
-            request: whose tokens they are.
-            end: in blocks.
-            keys: those that were looked up are added.
-            files: which may have it too, if there is room for it in host memory; None: they must not.
+            request: the request whose blocks they are.
+            end: upper limit in blocks.
+            keys: receives the looked-up keys.
+            files: file tier, which counts too if host memory has room to load from it. None if files do not count.
         """
         if self.host is None or not self.host.has_room:
             files = None
@@ -311,15 +312,17 @@ class StateSlots:
         return end
 
     def last_on_device(self, request: Request, end: int) -> int:
-        """Return the most leading blocks, at most `end`, after which a slot has a checkpoint."""
+        """Return the largest number of leading blocks, at most `end`, after which there is a checkpoint on the
+        device."""
         while end and self.pool.find(self.key(request, end)) is None:
             end -= 1
         return end
 
     def last_of_next_checkpoints(self, request: Request, first: int, end: int, keys: list[bytes]) -> int:
-        """Return the number of blocks, at most `end`, before the last checkpoint that follows `first` without a gap.
+        """Return the number of blocks before the last checkpoint that is reachable from `first` without a gap; at most
+        `end`.
 
-        A request that has begun looks in each step, so it looks only where it would leave checkpoints itself.
+        A running request searches in each step, so it searches only where it would leave checkpoints itself.
         """
         found, size = first, self.group.block_size
         while self._has_checkpoints:
@@ -330,7 +333,8 @@ class StateSlots:
         return found
 
     def checkpoint(self, request: Request, num_blocks: int) -> BlockId:
-        """Return the slot of a checkpoint after so many blocks of a request, `NULL_BLOCK` if it is elsewhere."""
+        """Return the slot of the checkpoint after this many blocks of a request. Return `NULL_BLOCK` if it is not on
+        the device."""
         slot = self.pool.find(self.key(request, num_blocks))
         return NULL_BLOCK if slot is None else slot
 
@@ -342,7 +346,7 @@ class StateSlots:
         return is_in_host or self.pool.find(key) is not None or (files is not None and key in files)
 
     def key(self, request: Request, num_blocks: int) -> bytes:
-        """Return the key in the pool of the state after so many blocks, whose tokens must be known."""
+        """Return the pool key of the state after this many blocks, whose tokens must be known."""
         return hash_of_block(request, num_blocks - 1, self.group.block_size) + self.key_suffix
 
     def invalidate(self, request: Request, files: FileTier | None) -> None:
@@ -354,7 +358,7 @@ class StateSlots:
             if files is not None:
                 files.discard(block_hash + self.key_suffix)
         self._written.pop(request, None)
-        if request.block_ids:  # it has not been released yet
+        if request.block_ids:  # not released yet
             self._invalid.add(request)
 
     def release(self, request: Request) -> None:
@@ -373,7 +377,7 @@ class StateSlots:
         self._invalid.discard(request)
 
     def _cache(self, request: Request, index: int) -> None:
-        """Let the state after a block be found, if its tokens are known."""
+        """Make the state after a block available, if its tokens are known."""
         slot = request.block_ids[self.group.index][index]
         assert slot != NULL_BLOCK, f"{request.request_id} has no state after block {index}"
         if (index + 1) * self.group.block_size > len(request.token_ids) or request in self._invalid:
@@ -382,7 +386,7 @@ class StateSlots:
             self._store(request, index + 1, slot, is_computed=True)
 
     def _store(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
-        """Let a slot be found by the tokens whose state it has, unless another one has the same."""
+        """Make a state available under the key of its tokens, unless another slot has the same key."""
         if self.pool.set_hash(slot, self.key(request, num_blocks)):
             for observer in self._observers:
                 observer.on_state_stored(request, num_blocks, slot, is_computed=is_computed)
