@@ -197,7 +197,7 @@ class BlockLoads:
             return load.state_place
         for key, place in load.states_from_files:
             self._host_states.land(key, place)
-        held = self._host_states.hold(load.state_key)  # elsewhere if the device has lost the same state meanwhile
+        held = self._host_states.hold(load.state_key)  # in another slot if the device has evicted this state again
         self._unpin_state(load.state_place)
         return held
 
