@@ -218,8 +218,7 @@ class FrontendService:
             self._outbox.put(events)
 
     def announce_failure(self, cause: str) -> None:
-        """Notify every frontend why this process is about to exit. They keep their requests: the next core may continue
-        them."""
+        """Notify every frontend why this process is about to exit. Frontends keep their requests for the next core."""
         self._outbox.flush()
         self._outbox.broadcast(EngineDying(cause))
 
@@ -277,8 +276,7 @@ class FrontendService:
         self._outbox.send(client, Welcome(self._facts))
 
     def _reject(self, client: bytes, rejected: Refused) -> None:
-        # The last messages of a frontend that has just disconnected also end here, so `send` fails and nothing is
-        # logged.
+        # `send` fails for the last messages of a frontend that has just disconnected: these are not logged.
         if self._outbox.send(client, rejected):
             self._rejections.warning("rejected frontend %s: %s", client.hex(), rejected.message)
 

@@ -1,4 +1,4 @@
-"""Entry of a node agent process."""
+"""Entry point of a node agent process."""
 
 from octavo.core_proc.workers.agent import NodeAgent
 from octavo.protocol.control import AgentSpec
@@ -6,7 +6,7 @@ from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal, run_
 
 
 def main(spec: AgentSpec, reporter: StartupReporter, stop: StopSignal) -> int:
-    """Run the workers of this machine; returns the exit code."""
+    """Run the workers of this machine and return the exit code."""
     NodeAgent(spec, stop).run()
     return EXIT_OK
 

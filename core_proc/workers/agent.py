@@ -1,4 +1,4 @@
-"""`NodeAgent`: runs the workers of one machine for a core on another one."""
+"""`NodeAgent`: runs the workers of one machine for a core on another machine."""
 
 import logging
 import os
@@ -23,18 +23,18 @@ from octavo.protocol.version import __version__
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 120.0
-"""How long to look for a core, at the start and after the connection was lost: it may be starting again."""
+"""Seconds to wait for a core, at the start and after the connection was lost: the core may be restarting."""
 _RETRY_S = 0.5
 
 
 class NodeAgent:
     """Serves one core after another at the same address, until it is dismissed.
 
-    Call all methods from one thread: the workers die with it.
+    Call all methods from one thread: the workers die with that thread.
 
     Args:
-        spec: what to run, and for whom.
-        stop: the signals of this process; None: another part of the process handles them.
+        spec: what to run, and for which core.
+        stop: the signals of this process. None if another part of the process handles them.
     """
 
     def __init__(self, spec: AgentSpec, stop: StopSignal | None = None) -> None:
@@ -43,12 +43,12 @@ class NodeAgent:
         self._keys = GroupKeys(spec.secret.encode()) if spec.secret else None
 
     def run(self) -> None:
-        """Serve.
+        """Serve cores.
 
         Blocks until: a core has dismissed this agent, or a signal has arrived.
 
         Raises:
-            StartupError: no core answers for `CONNECT_TIMEOUT_S`.
+            StartupError: no core responds for `CONNECT_TIMEOUT_S`.
         """
         host = self._find_host()
         while not (self._stop and self._stop.count):
@@ -60,12 +60,13 @@ class NodeAgent:
                 connection.close()
 
     def _find_host(self) -> str:
-        """Return the address of this machine; "" after a signal.
+        """Return the address of this machine. Return "" after a signal.
 
-        Blocks until: the core's name is known. In a cluster it may become so after this process has started.
+        Blocks until: the core's host name can be resolved. In a cluster that may happen only after this process has
+        started.
 
         Raises:
-            StartupError: it does not for `CONNECT_TIMEOUT_S`.
+            StartupError: the name cannot be resolved for `CONNECT_TIMEOUT_S`.
         """
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         poll = select.poll()
@@ -82,7 +83,7 @@ class NodeAgent:
 
 
 class _Connection:
-    """One connection to a core, and the workers that it has started."""
+    """One connection to a core, and the workers started through it."""
 
     def __init__(self, spec: AgentSpec, keys: GroupKeys | None, host: str, stop: StopSignal | None) -> None:
         self._spec, self._keys, self._host, self._stop = spec, keys, host, stop
@@ -92,15 +93,15 @@ class _Connection:
         self._is_connected = False
         self._generation = -1
         self._children: dict[int, Child] = {}
-        """By rank."""
+        """Worker processes by rank."""
         self._memory_fd = -1
         self._listener: socket.socket | None = None
 
     def serve(self) -> bool:
-        """Serve until the connection is lost or a signal arrives; return whether we were dismissed.
+        """Serve until the connection is lost or a signal arrives. Return whether the core dismissed us.
 
         Raises:
-            StartupError: the core does not answer.
+            StartupError: the core does not respond.
         """
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while not (self._stop and self._stop.count):
@@ -124,7 +125,7 @@ class _Connection:
         return True
 
     def close(self) -> None:
-        """Kill the workers and disconnect. Blocks until: they have ended."""
+        """Kill the workers and disconnect. Blocks until: the workers have ended."""
         self._end_ranks()
         self._discard_offer()
         self._socket.close()
@@ -151,7 +152,7 @@ class _Connection:
         poller.poll(None if timeout_s is None else int(1000 * timeout_s) + 1)
 
     def _offer(self) -> None:
-        """Tell the core that ranks can be started here, with fresh memory and a fresh address."""
+        """Tell the core that ranks can be started here, with new shared memory and a new address."""
         self._discard_offer()
         self._memory_fd = os.memfd_create("octavo-ranks")
         self._listener = socket.create_server((self._host, 0))
@@ -217,7 +218,8 @@ class _Connection:
         return msgspec.structs.replace(config, model=model)
 
     def _other_model(self, config: ResolvedConfig) -> StartupFailed | None:
-        """Return the error if this machine has another model than the core; None: it has the same, as far as known."""
+        """Return the error if this machine has a different model than the core. Return None if no difference is
+        known."""
         own = self._spec.model
         if own is None or own.hf_config == config.model.hf_config:
             return None
@@ -230,7 +232,7 @@ class _Connection:
         )
 
     def _report(self) -> None:
-        """Pass on what the workers report, and how they ended."""
+        """Forward the workers' reports, and report how they ended."""
         for rank, child in list(self._children.items()):
             try:
                 while (message := child.receive(timeout_s=0)) is not None:
@@ -259,10 +261,10 @@ class _Connection:
 
 
 def own_host(core_address: str) -> str:
-    """Return the address of this machine on the network that leads to the core: IPv4, as zmq's.
+    """Return the IPv4 address of this machine on the network that leads to the core, as zmq needs it.
 
     Raises:
-        StartupError: there is no such network, or the core's name is not known.
+        StartupError: there is no such network, or the core's name cannot be resolved.
     """
     host, _, port = core_address.removeprefix("tcp://").rpartition(":")
     try:

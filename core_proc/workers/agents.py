@@ -1,4 +1,4 @@
-"""`Agents`: the machines (nodes) on which a core can start workers, and what their agents report."""
+"""`Agents`: the machines (nodes) on which a core can start workers, and the reports of their agents."""
 
 import logging
 import socket
@@ -35,18 +35,18 @@ class Node:
     name: str
     ranks: range
     agents: dict[str, range]
-    """Agents of this machine, and the ranks of each."""
+    """Agents of this machine, with the ranks of each."""
     memory_path: str
     link_address: str
 
 
 @dataclass
 class _Member:
-    """An agent that is connected."""
+    """A connected agent."""
 
     ready: AgentReady
     generation: int | None = None
-    """The group that uses it; None: it can take ranks."""
+    """The group that uses the agent. None if it is idle."""
     events: deque[NodeEvent] = field(default_factory=deque)
 
 
@@ -54,14 +54,14 @@ class Agents:
     """All agents of one core, over all generations of its workers.
 
     Args:
-        address: `tcp://HOST:PORT` to listen on; port `*`: any.
-        keys: of the group; None: only this machine can reach the address.
-        num_positions: agents with these positions are all needed; 0: any agents with enough room.
-        is_uniform: all processors must have the instruction sets of the first one.
+        address: `tcp://HOST:PORT` to listen on; port `*` means any free port.
+        keys: keys of the group. None if only this machine can reach the address.
+        num_positions: number of positions, each of which needs an agent; 0 if any agents with enough room will do.
+        is_uniform: whether all CPUs must have the instruction sets of the first one.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no keys.
-        StartupError: it cannot be bound.
+        ConfigError: other machines can reach the address, but there are no keys.
+        StartupError: the address cannot be bound.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Agents:
         check_remote(address, keys is not None)
         self.keys = keys
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        """Of this core's sockets for its workers and agents."""
+        """Context of this core's sockets for workers and agents."""
         if keys:
             Authenticator(self.context, keys.server.clients)
         self._num_positions = num_positions
@@ -81,22 +81,22 @@ class Agents:
         self.address = self._socket.address
         self._members: dict[str, _Member] = {}
         self._refused: dict[str, str] = {}
-        """Nodes that cannot be used, and why; by name."""
+        """Reasons why nodes cannot be used, by node name."""
         self._lost: defaultdict[int, list[AgentLost]] = defaultdict(list)
         self._is_dismissed = self._is_closed = False
 
     @property
     def host(self) -> str:
-        """The address of this machine for the others."""
+        """The address of this machine as seen by other machines."""
         return self.address.removeprefix("tcp://").rpartition(":")[0]
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """Sockets and file descriptors that become readable when `poll` has something to do."""
+        """Sockets and file descriptors that become readable when `poll` has work to do."""
         return [] if self._is_closed else [self._socket.socket]
 
     def poll(self) -> None:
-        """Take what the agents have sent. Never blocks."""
+        """Handle the messages of agents. Never blocks."""
         while not self._is_closed and (message := self._socket.receive()) is not None:
             match message:
                 case AgentReady():
@@ -144,11 +144,12 @@ class Agents:
             self._lost[member.generation].append(lost)
 
     def place(self, generation: int, num_ranks: int) -> list[Node] | None:
-        """Reserve agents for all ranks of a group and return their nodes in order; None: there is no room yet."""
+        """Reserve agents for all ranks of a group and return their nodes in order. Return None if there is not enough
+        room yet."""
         idle = [member for member in self._members.values() if member.generation is None]
         nodes: dict[str, list[_Member]] = defaultdict(list)
         for member in sorted(idle, key=self._order):
-            if self._num_positions:  # the latest of each: an earlier one is about to be noticed as lost
+            if self._num_positions:  # use the latest agent of each position: earlier ones are lost
                 nodes[str(member.ready.position)] = [member]
             else:
                 nodes[member.ready.node].append(member)
@@ -174,15 +175,17 @@ class Agents:
         return placed
 
     def _order(self, member: _Member) -> tuple[int, bool, str]:
-        """Ranks of one node are neighbours, and rank 0 is on the core's own if that has an agent."""
+        """Return a sort key. Ranks on one node are consecutive, and rank 0 is on the core's own node if that has an
+        agent."""
         ready = member.ready
-        if self._num_positions:  # agents of one position stay in the order in which they joined
+        if self._num_positions:  # agents of one position keep the order in which they joined
             return ready.position, False, ""
         is_remote = ready.link_address.rpartition(":")[0] != self.host
         return ready.position, is_remote, ready.node
 
     def missing(self, num_ranks: int) -> str:
-        """Return what a group waits for, for messages: nodes that were refused, and why, or have not joined."""
+        """Return what a group waits for, for messages: nodes that were rejected, with the reason, or that have not
+        joined."""
         missing = self._absent(num_ranks)
         return missing and "; ".join([missing, *self._refused.values()])
 
@@ -199,7 +202,7 @@ class Agents:
         return f"there are places for {room} of {num_ranks} workers{remedy}" if room < num_ranks else ""
 
     def take_events(self, generation: int) -> list[NodeEvent]:
-        """Return what the agents of a group have reported since the last call: deaths of agents come last."""
+        """Return the reports of a group's agents since the last call. Lost agents come last."""
         self.poll()
         events: list[NodeEvent] = []
         for member in self._members.values():
@@ -224,16 +227,16 @@ class Agents:
             self._socket.send(agent, command)
 
     def dismiss(self) -> None:
-        """Have all agents end: the engine does. Safe to call twice."""
+        """Have all agents exit, because the engine ends. Idempotent."""
         if not self._is_dismissed:
             self._is_dismissed = True
             for agent in self._members:
                 self.tell(agent, Dismiss())
 
     def close(self) -> None:
-        """Dismiss all agents and close the connections to them; those of the groups are closed already.
+        """Dismiss all agents and close the connections to them. The sockets of the groups are closed already.
 
-        Safe to call twice. Blocks until: the last messages are sent, for at most a second.
+        Idempotent. Blocks until: the last messages are sent, at most one second.
         """
         if not self._is_closed:
             self.dismiss()
@@ -243,10 +246,10 @@ class Agents:
 
 
 def _with_ip(address: str) -> str:
-    """Return an address whose host is an IPv4 address, as zmq needs to bind it.
+    """Return the address with its host as an IPv4 address, which zmq needs for binding.
 
     Raises:
-        StartupError: the name is not known.
+        StartupError: the host name cannot be resolved.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:

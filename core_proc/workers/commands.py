@@ -1,6 +1,6 @@
-"""`WorkerCommands`: steps, masks and profiles as commands to a group of workers, and its replies as results.
+"""`WorkerCommands`: sends steps, masks and profiles as commands to a group of workers, and receives their replies.
 
-Works over any `WorkerGroup`. Every command reaches every rank; one of them answers steps.
+Works with any `WorkerGroup`. Every command reaches every rank; one rank replies to steps.
 """
 
 from collections import deque
@@ -18,24 +18,24 @@ from octavo.protocol.steps import StepPlan, StepResult, TokenMask, TokenMasks
 from octavo.protocol.worker_commands import Acknowledged, BlocksLoaded, CacheReady, Profile, WarmedUp, WorkerCommand
 
 MakeCommand: TypeAlias = Callable[[int], WorkerCommand]
-"""Returns the command of this number."""
+"""Returns the command with this sequence number."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What all ranks have answered to a command."""
+    """The combined replies of all ranks to a command."""
 
     fault: str = ""
-    """The first error, with its rank; "": none has failed."""
+    """The first error, with its rank. Empty if no rank has failed."""
     num_faults: int = 0
     digest: str = ""
     """See `Acknowledged.digest`."""
     missing: set[BlockId] = field(default_factory=set)
-    """See `BlocksLoaded.missing`: those of any rank."""
+    """See `BlocksLoaded.missing`; the union over all ranks."""
     missing_states: set[BlockId] = field(default_factory=set)
-    """Likewise."""
+    """See `BlocksLoaded.missing_states`; the union over all ranks."""
     elapsed_s: float = 0.0
-    """See `BlocksLoaded.elapsed_s`: of the slowest rank."""
+    """See `BlocksLoaded.elapsed_s`; that of the slowest rank."""
 
 
 OnDone: TypeAlias = Callable[[Answer], None]
@@ -49,32 +49,32 @@ class _Pending:
 
 
 class StepExecutor(Protocol):
-    """What the step loop and its hooks can do with the workers, whether they are running at the moment or not."""
+    """What the step loop and its hooks can do with the workers, whether they are running now or not."""
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
 
     def send_masks(self, masks: Sequence[TokenMask]) -> None:
-        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+        """Send every rank the masks of the oldest step that still awaits them. Never blocks."""
 
     def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one, None when there is none. Never blocks.
+        """Return the result of the oldest step that has one. Return None if there is none. Never blocks.
 
         Raises:
-            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+            WorkerFailed: a worker has died, or its state is unreliable.
         """
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank.
+        """Start the profiler on every rank, or stop it if `directory` is None.
 
         Args:
-            directory: for the profile.
+            directory: directory of the profile.
             on_done: called now or later with an error message, "" for success.
         """
 
 
 class CommandExecutor(StepExecutor, Protocol):
-    """What `WeightsControl` needs of the workers."""
+    """The part of the workers' interface that `WeightsControl` uses."""
 
     @property
     def is_ready(self) -> bool:
@@ -82,44 +82,44 @@ class CommandExecutor(StepExecutor, Protocol):
 
     @property
     def cache_plan(self) -> CachePlan:
-        """The cache that the workers allocate."""
+        """The cache plan according to which the workers allocate."""
 
     def command(self, make: MakeCommand, on_done: OnDone) -> None:
         """Send every rank a command that computes nothing.
 
         Args:
-            make: returns it.
-            on_done: called now or later with what they have answered.
+            make: returns the command.
+            on_done: called now or later with the ranks' replies.
         """
 
 
 class WorkerCommands:
-    """The commands that one group has been sent, and has not answered yet."""
+    """The commands sent to one group that were not yet replied to."""
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self._steps: deque[tuple[int, int]] = deque()
-        """Steps in flight: number of the command, number of the step."""
+        """Steps in flight: sequence number of the command, number of the step."""
         self._pending: dict[int, _Pending] = {}
-        """Commands besides steps that not all ranks have answered, by number, oldest first."""
+        """Commands other than steps that not all ranks have replied to, by sequence number, oldest first."""
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
         sequence = self._group.next_sequence
         self._steps.append((sequence, plan.sequence))
-        if sequence != plan.sequence:  # other commands have numbers too
+        if sequence != plan.sequence:  # the sequence also counts other commands
             plan = msgspec.structs.replace(plan, sequence=sequence)
         self._group.broadcast(plan)
 
     def send_masks(self, masks: Sequence[TokenMask]) -> None:
-        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+        """Send every rank the masks of the oldest step that still awaits them. Never blocks."""
         self._group.broadcast(TokenMasks.pack(self._group.next_sequence, masks))
 
     def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one, None when there is none. Never blocks.
+        """Return the result of the oldest step that has one. Return None if there is none. Never blocks.
 
         Raises:
-            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+            WorkerFailed: a worker has died, or its state is unreliable.
         """
         while (reply := self._group.gather()) is not None:
             try:
@@ -130,15 +130,15 @@ class WorkerCommands:
                         self._acknowledge(reply)
                     case _:
                         raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
-            except ProtocolError as error:  # no healthy worker sends this
+            except ProtocolError as error:  # a healthy worker never sends this
                 raise WorkerFailed(str(error), "raised") from error
         return None
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank.
+        """Start the profiler on every rank, or stop it if `directory` is None.
 
         Args:
-            directory: for the profile.
+            directory: directory of the profile.
             on_done: called from a later `take_result` or `cancel` with an error message, "" for success.
         """
         self.command(lambda sequence: Profile(sequence, directory), lambda answer: on_done(answer.fault))
@@ -147,18 +147,18 @@ class WorkerCommands:
         """Send every rank a command that computes nothing.
 
         Args:
-            make: returns it.
-            on_done: called from a later `take_result` or `cancel` with what they have answered.
+            make: returns the command.
+            on_done: called from a later `take_result` or `cancel` with the ranks' replies.
         """
         sequence = self._group.next_sequence
         self._group.broadcast(make(sequence))
         self._pending[sequence] = _Pending(len(self._group.facts), on_done)
 
     def cancel(self, why: str) -> None:
-        """The group is gone: no reply will come.
+        """Fail all pending commands: the group has ended and no reply will come.
 
         Args:
-            why: passed to those that wait for one.
+            why: passed to the callbacks as the fault.
         """
         self._steps.clear()
         pending, self._pending = self._pending, {}
@@ -166,7 +166,7 @@ class WorkerCommands:
             one.on_done(Answer(why, len(self._group.facts)))
 
     def _renumbered(self, result: StepResult) -> StepResult:
-        """Return the result under the number of its step; on the wire it has the number of its command."""
+        """Return the result with the number of its step. On the wire it has the number of its command."""
         if not self._steps or self._steps[0][0] != result.sequence:
             raise ProtocolError(f"result of command {result.sequence}, which is not the oldest step in flight")
         sequence, step = self._steps.popleft()

@@ -1,8 +1,8 @@
-"""The connections between the cores of engines that divide the experts of a model.
+"""Connections between the cores of engines that share the experts of a model (expert parallelism).
 
-Every engine is connected with the first one, which passes on what the others must know. A connection lasts as long as
-the workers of a group: an engine that loses its workers closes it, the kernel closes that of a core that dies, and the
-first engine then closes all others. So no engine waits for a worker that is gone, and all start new workers together.
+Every engine connects to the first engine, which forwards messages to the others. A connection lives as long as a group
+of workers: an engine that loses its workers closes it, and the kernel closes it if a core dies. The first engine then
+closes all other connections. So no engine waits for a dead worker, and all engines start new workers together.
 """
 
 import contextlib
@@ -34,67 +34,67 @@ _MAX_MESSAGE_BYTES = 256
 
 
 class EngineLinks(ABC):
-    """What one group of workers knows of those of the other engines.
+    """The links of one group of workers to the groups of the other engines.
 
     Args:
-        engine: of this core.
-        num_engines: in the group.
+        engine: index of this core's engine.
+        num_engines: number of engines in the group.
     """
 
     def __init__(self, engine: int, num_engines: int) -> None:
         self._engine, self._num_engines = engine, num_engines
         self.num_begun = 0
-        """Steps that this engine has begun."""
+        """Number of steps that this engine has begun."""
         self.most_begun = 0
-        """Steps that some engine has begun."""
+        """Number of steps that any engine has begun."""
         self.lost = ""
-        """Why the group has ended; "": it has not."""
+        """Why the group has ended. Empty if it has not."""
         self.has_lost_workers = False
-        """Whether it has ended because workers have failed."""
+        """Whether the group has ended because workers have failed."""
         self._lost_engine = engine
-        """Whose workers."""
+        """The engine whose workers have failed."""
         self.do_all_leave = False
         """Whether no engine has requests any more."""
         self._turn = IsolationTurn()
         self._isolation = IsolationState()
-        """What the first engine knows of this one."""
+        """The isolation state last reported to the first engine."""
         self._memory_fd = -1
 
     @property
     @abstractmethod
     def waitables(self) -> Sequence[socket.socket]:
-        """Sockets that become readable when `receive` has something to do."""
+        """Sockets that become readable when `receive` has work to do."""
 
     @property
     @abstractmethod
     def missing(self) -> str:
-        """Which engines the group lacks, for messages."""
+        """The engines that are missing in the group, for messages."""
 
     @abstractmethod
     def receive(self) -> None:
-        """Handle what the other engines have sent. Never blocks."""
+        """Handle messages of the other engines. Never blocks."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Tell the others that this engine has no requests any more. Never blocks."""
+        """Tell the other engines that this engine has no requests any more. Never blocks."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group, which ends, and tell the others if workers have failed. Idempotent."""
+        """Leave and thereby end the group, and tell the others if workers have failed. Idempotent."""
 
     @abstractmethod
     def _announce(self) -> None:
-        """Tell the others `most_begun`."""
+        """Send `most_begun` to the other engines."""
 
     @abstractmethod
     def _report(self, state: IsolationState) -> None:
-        """Tell the first engine `_isolation`."""
+        """Send an isolation state to the first engine."""
 
     def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
         """Return which requests this engine may run. Never blocks.
 
         Args:
-            wants_turn: whether it has crash suspects, which no other engine's requests may run beside.
+            wants_turn: whether it has crash suspects, which must not run together with requests of other engines.
             is_idle: whether it has no request in flight.
         """
         is_others = self._turn.engine not in (NOBODY, self._engine)
@@ -112,15 +112,15 @@ class EngineLinks(ABC):
         self._lost_engine = engine
 
     def begin_step(self) -> None:
-        """Count a step of this engine, and tell the others if it is a new one. Never blocks."""
+        """Count a step of this engine, and tell the others if no engine has begun it before. Never blocks."""
         self.num_begun += 1
         if self.num_begun > self.most_begun:
             self.most_begun = self.num_begun
             self._announce()
 
     def take_memory(self) -> int:
-        """Return the descriptor of the memory of all workers, for the caller to close; -1: the group is not formed, or
-        it was taken before."""
+        """Return the descriptor of the memory shared by all workers. The caller closes it. Return -1 if the group is
+        not complete or the descriptor was taken before."""
         descriptor, self._memory_fd = self._memory_fd, -1
         return descriptor
 
@@ -130,18 +130,18 @@ class EngineLinks(ABC):
 
 
 class FirstEngineLinks(EngineLinks):
-    """Of the first engine: forms the group and passes messages on.
+    """Links of the first engine, which forms the group and forwards messages.
 
     Args:
-        num_engines: in the group.
-        listener: where the others connect. They wait there while no core accepts them.
+        num_engines: number of engines in the group.
+        listener: the socket to which the others connect. Connections queue there until a core accepts them.
     """
 
     def __init__(self, num_engines: int, listener: socket.socket) -> None:
         super().__init__(0, num_engines)
         self._listener = listener
         self._new: list[socket.socket] = []
-        """Connections that have not said which engine they are of."""
+        """Connections that have not yet sent the index of their engine."""
         self._members: dict[int, socket.socket] = {}
         self._leaving: set[int] = set()
         self._turns = IsolationTurns(num_engines)
@@ -192,14 +192,14 @@ class FirstEngineLinks(EngineLinks):
         self._close_memory()
 
     def _introduce(self, connection: socket.socket) -> None:
-        """Take a new connection in the place of an earlier one of its engine."""
+        """Add a new connection, and replace an earlier one of the same engine."""
         try:
             message = _receive(connection)
         except OSError:  # its engine has given up
             message = None
         else:
             if message is None:
-                return  # nothing yet
+                return  # no message yet
         self._new.remove(connection)
         if not isinstance(message, JoinGroup) or not 0 < message.engine < self._num_engines:
             connection.close()
@@ -230,7 +230,7 @@ class FirstEngineLinks(EngineLinks):
             self._members.pop(engine).close()
 
     def _form(self) -> None:
-        """Tell all engines that they are there, and hand them the memory."""
+        """Notify all engines that the group is complete, and send them the memory."""
         self._memory_fd = os.memfd_create("octavo-engines")
         self._is_formed = True
         for engine, connection in self._members.items():
@@ -265,22 +265,22 @@ class FirstEngineLinks(EngineLinks):
             if engine != without:
                 try:
                     connection.send(packet)
-                except OSError:  # also of an engine that has read nothing for hundreds of steps
+                except OSError:  # also if an engine has not read for hundreds of steps
                     if self._is_formed:
-                        self._receive_from(engine, connection)  # it may have said why
+                        self._receive_from(engine, connection)  # it may have sent the reason before
                     self._lose(engine)
 
 
 class LaterEngineLinks(EngineLinks):
-    """Of the engines after the first one.
+    """Links of the engines after the first one.
 
     Args:
-        engine: of this core.
-        num_engines: in the group.
-        path: where the first engine accepts connections, now or later.
+        engine: index of this core's engine.
+        num_engines: number of engines in the group.
+        path: path of the socket on which the first engine accepts connections, now or later.
 
     Raises:
-        OSError: nobody will: the process that has started the engines is gone.
+        OSError: the process that has started the engines has died, so nobody listens.
     """
 
     def __init__(self, engine: int, num_engines: int, path: str) -> None:
@@ -345,7 +345,7 @@ class LaterEngineLinks(EngineLinks):
             packet, descriptors, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE_BYTES, 1)
         except BlockingIOError:
             return None
-        if not packet:  # the first engine has started anew before the group was formed
+        if not packet:  # the first engine has restarted before the group was complete
             self._socket.close()
             self._socket = self._connect()
             return None
@@ -366,22 +366,22 @@ class LaterEngineLinks(EngineLinks):
         try:
             self._socket.send(_ENCODER.encode(message))
         except OSError:
-            self.receive()  # the first engine may have said why
+            self.receive()  # the first engine may have sent the reason before
             self._lose()
 
 
 def _receive(connection: socket.socket) -> LockStepMessage | None:
-    """Return the next message, None if there is none.
+    """Return the next message. Return None if there is none.
 
     Raises:
-        ConnectionError: the other side is gone.
+        ConnectionError: the other side has closed the connection.
     """
     try:
         try:
             packet = connection.recv(_MAX_MESSAGE_BYTES)
         except (
             ConnectionResetError
-        ):  # it has closed without reading everything; what it has sent comes after this error
+        ):  # it has closed without reading everything; its own messages can still be read after this error
             packet = connection.recv(_MAX_MESSAGE_BYTES)
     except BlockingIOError:
         return None

@@ -1,7 +1,7 @@
 """`ForkServer`: a process that has imported torch, from which the workers of this machine are forked.
 
-Several workers that start at once would each import it, which takes more than a second of processor time per worker.
-Those that replace dead ones start faster, too. `protocol/fork_server.py` says what is sent.
+Otherwise each worker would import torch itself, which takes more than a second of CPU time. Replacements of dead
+workers also start faster. `protocol/fork_server.py` defines the messages.
 """
 
 import contextlib
@@ -22,51 +22,51 @@ from octavo.protocol.lifecycle import EXIT_FAILED, LENGTH
 from octavo.protocol.supervise import Child
 
 STATUS = struct.Struct("<i")
-"""What the server writes for each worker: first its process id, at its end its exit code."""
+"""What the server writes for each worker: first its process id, then its exit code."""
 
 REPORT_TIMEOUT_S = 0.5
-"""How long the server may take to report the end of a worker."""
+"""Seconds within which the server should report the exit of a worker."""
 
 _STDERR = 2
 
 
 class ForkServer:
-    """A connection to a fork server. Call all methods from the thread that made it.
+    """A connection to a fork server. Call all methods from the thread that created it.
 
     Args:
-        shared_fd: a connection to the server that the engines of a process share; -1: start one that dies with this
+        shared_fd: a connection to the server shared by the engines of a process; -1 starts a server that dies with this
             thread.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the server cannot be started.
     """
 
     def __init__(self, shared_fd: int = -1) -> None:
         self._own = ForkServerProcess(dies_with_thread=True) if shared_fd < 0 else None
         self._socket = self._own.socket if self._own else socket.socket(fileno=shared_fd)
         self._poll = select.poll()
-        self._poll.register(self._socket, 0)  # the end of the connection is always reported
+        self._poll.register(self._socket, 0)  # a closed connection is always reported
 
     @property
     def pid(self) -> int:
-        """Process id; 0: another process has started the server."""
+        """Process id of the server; 0 if another process has started it."""
         return self._own.pid if self._own else 0
 
     @property
     def is_alive(self) -> bool:
-        """True until the server has ended the connection."""
+        """True until the server has closed the connection."""
         return not self._poll.poll(0) if self._socket.fileno() >= 0 else False
 
     def spawn(self, spec: LaunchSpec, name: str, inherited: Sequence[int] = ()) -> Child:
-        """Fork a worker as soon as torch is imported, and hand it its launch spec. Never blocks.
+        """Fork a worker once torch is imported, and send it its launch spec. Never blocks.
 
         Args:
-            spec: of the worker.
-            name: for messages.
-            inherited: file descriptors that the worker gets under the same numbers.
+            spec: launch spec of the worker.
+            name: name for messages.
+            inherited: file descriptors that the worker inherits under the same numbers.
 
         Raises:
-            OSError: the server is gone.
+            OSError: the server has ended.
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             control, control_writer = _pipe(ours, theirs)
@@ -81,7 +81,7 @@ class ForkServer:
                 directory=_directory(),
                 processors=sorted(os.sched_getaffinity(0)),
             )
-            # A file, because a pipe has room for 64 KiB, and the worker reads only once torch is imported.
+            # A file, because a pipe holds only 64 KiB and the worker reads it only after torch is imported.
             file = theirs.enter_context(os.fdopen(os.memfd_create("octavo-spec"), "w+b"))
             for message in (request, spec):
                 body = msgspec.msgpack.encode(message)
@@ -93,9 +93,9 @@ class ForkServer:
         return Child(name, ForkedProcess(self, stdin_writer, status), control)
 
     def wait(self) -> int:
-        """Return the exit code, or that of a failure if another process has started the server.
+        """Return the server's exit code, or a failure code if another process has started the server.
 
-        Blocks until: the server has exited or ended the connection.
+        Blocks until: the server has exited or closed the connection.
         """
         if self._own:
             return self._own.wait()
@@ -104,7 +104,7 @@ class ForkServer:
         return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kill all workers that were forked, and the server unless others share it. Idempotent."""
+        """Kill all forked workers, and the server unless others share it. Idempotent."""
         if self._own:
             self._own.kill()
         else:
@@ -119,7 +119,7 @@ def _directory() -> str:
 
 
 def _pipe(of_reader: contextlib.ExitStack, of_writer: contextlib.ExitStack) -> tuple[int, int]:
-    """Return a pipe whose ends are closed by two stacks."""
+    """Return a pipe whose ends are closed by two exit stacks."""
     reader, writer = os.pipe()
     of_reader.callback(os.close, reader)
     of_writer.callback(os.close, writer)
@@ -127,12 +127,12 @@ def _pipe(of_reader: contextlib.ExitStack, of_writer: contextlib.ExitStack) -> t
 
 
 class ForkedProcess:
-    """A worker that a server forks, with the interface of a `Popen`.
+    """A worker forked by a server, with the interface of a `Popen`.
 
     Args:
-        server: its parent.
-        stdin: the write end of its standard input.
-        status: the read end of the pipe on which the server reports it.
+        server: the fork server.
+        stdin: write end of the worker's standard input.
+        status: read end of the pipe on which the server reports the worker's status.
     """
 
     def __init__(self, server: ForkServer, stdin: int, status: int) -> None:
@@ -148,12 +148,12 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 until it has been forked."""
+        """Process id; 0 until the worker is forked."""
         self.poll()
         return self._pid
 
     def poll(self) -> int | None:
-        """Return the exit code, None while the process runs or is not forked yet."""
+        """Return the exit code. Return None while the process runs or is not forked yet."""
         while self._code is None and (ready := self._poll.poll(0)):
             self._read(ready)
         return self._code
@@ -164,7 +164,7 @@ class ForkedProcess:
         Blocks until: the process has exited.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
+            subprocess.TimeoutExpired: it is still running after `timeout` seconds.
         """
         while self._code is None:
             if not (ready := self._poll.poll(None if timeout is None else max(0, int(1000 * timeout)))):
@@ -173,7 +173,7 @@ class ForkedProcess:
         return self._code
 
     def kill(self) -> None:
-        """Kill the process; if it is not forked yet, its server."""
+        """Kill the process, or the server if the process is not forked yet."""
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
@@ -189,7 +189,8 @@ class ForkedProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _read(self, ready: list[tuple[int, int]]) -> None:
-        """Read what the server reports. A worker whose end it does not report, as it is stopped or gone, was killed."""
+        """Read the server's report. If the server is stopped or dead and reports nothing, the worker counts as
+        killed."""
         has_ended = not any(descriptor == self._status for descriptor, _ in ready)
         if has_ended:
             self._poll.unregister(self._pidfd)
@@ -199,17 +200,17 @@ class ForkedProcess:
         data = os.read(self._status, STATUS.size)
         if data and not self._pid:
             (self._pid,) = STATUS.unpack(data)
-            with contextlib.suppress(ProcessLookupError):  # it has ended; its exit code follows
+            with contextlib.suppress(ProcessLookupError):  # it has exited; its exit code follows
                 self._pidfd = os.pidfd_open(self._pid)
                 self._poll.register(self._pidfd, select.POLLIN)
         elif data:
             self._end(*STATUS.unpack(data))
         elif not self._pid:
-            self._end(self._server.wait())  # which says why there is no worker
+            self._end(self._server.wait())  # the server's exit code explains why there is no worker
         elif has_ended or self._pidfd < 0:
             self._end(-signal.SIGKILL)
         else:
-            # The kernel kills the workers of a server that is gone. Their memory is free when they have ended.
+            # The kernel kills the workers of a dead server. Their memory is free once they have exited.
             self._is_orphan = True
             self._poll.unregister(self._status)
 

@@ -1,21 +1,21 @@
-"""Which of the engines that compute their steps together runs crash suspects, while the others run no request.
+"""Decides which of the engines that share steps runs its crash suspects while the others run no requests.
 
-A step has the tokens of all engines, so a crash names a request only if no other engine had one in the step. The first
-engine decides: an engine that wants to isolate suspects waits for its turn, and until the others have no request in
-flight.
+A step contains the tokens of all engines. So a crash can be attributed to a request only if no other engine had a
+request in the step. The first engine decides: an engine that wants to isolate suspects waits for its turn, and until
+the others have no request in flight.
 """
 
 from octavo.protocol.lock_step import IsolationState, IsolationTurn
 
 NOBODY = -1
-"""Instead of an engine: all run their requests."""
+"""Stands for no engine: all engines run their requests."""
 
 
 class IsolationTurns:
-    """The first engine's decisions.
+    """The isolation decisions of the first engine.
 
     Args:
-        num_engines: that compute their steps together.
+        num_engines: number of engines that share steps.
     """
 
     def __init__(self, num_engines: int) -> None:
@@ -24,12 +24,12 @@ class IsolationTurns:
         """The latest decision, which all engines must know."""
 
     def update(self, engine: int, state: IsolationState) -> bool:
-        """Note what an engine reports; return whether `turn` has changed."""
+        """Record the report of an engine. Return whether `turn` has changed."""
         self._states[engine] = state
         return self._decide()
 
     def leave(self, engine: int) -> bool:
-        """Note that an engine has no requests any more, and will have none; return as `update`."""
+        """Record that an engine will have no more requests. Return whether `turn` has changed."""
         del self._states[engine]
         return self._decide()
 

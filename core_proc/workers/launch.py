@@ -1,4 +1,4 @@
-"""Starts the first group of an engine's workers: the only place that knows which kinds of groups there are."""
+"""Starts the first group of an engine's workers. The only module that knows all kinds of groups."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ WORKER_MODULE = "octavo.worker_proc"
 def launch_workers(
     spec: CoreSpec, context: "zmq.Context[zmq.Socket[bytes]]", module: str = WORKER_MODULE
 ) -> WorkerGroup:
-    """Return a group whose workers start.
+    """Return a group whose workers are starting.
 
     Args:
-        spec: of the core.
-        context: of this process.
-        module: what each worker runs.
+        spec: spec of the core.
+        context: ZeroMQ context of this process.
+        module: the module that each worker runs.
 
     Raises:
         StartupError: a socket cannot be bound, or there is no cluster.
@@ -34,7 +34,7 @@ def launch_workers(
     log_level, log_config, facts = spec.log_level, spec.log_config, spec.facts
     agents: Agents
     if config.executor == "ray":
-        # Not at the top: Ray is an extra.
+        # Imported here because Ray is an optional extra.
         from octavo.core_proc.workers.ray import RayNodes
 
         agents = RayNodes(config, module)
@@ -56,7 +56,8 @@ def launch_workers(
 
 
 def _fork_server(spec: CoreSpec) -> ForkServer | None:
-    """Return what forks the workers; None: they are started by name, since a server of their own would delay one.
+    """Return the server that forks the workers. Return None if workers are started directly, because starting a server
+    would only delay a single worker.
 
     Raises:
         OSError: a server cannot be started.

@@ -1,4 +1,4 @@
-"""Workers as child processes of this one, on this machine."""
+"""Workers as child processes on this machine."""
 
 import logging
 import os
@@ -22,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 3.0
 FINAL_REPLY_TIMEOUT_S = 0.2
-"""How long to wait for the last reply of a worker that has exited by itself: it may still be in the socket."""
+"""Seconds to wait for the last reply of a worker that has exited by itself: it may still be in the socket."""
 
 
 class LocalWorkerGroup(StartingGroup):
-    """One process per rank. Call every method from the thread that made the group: the workers die with that thread.
+    """One process per rank. Call every method from the thread that created the group: the workers die with that thread.
 
-    Each generation has its own sockets, so a late reply of a dead worker cannot be taken for one of its successor.
+    Each generation has its own sockets. So a late reply of a dead worker cannot be mistaken for a reply of its
+    successor.
     """
 
     def __init__(
@@ -49,13 +50,13 @@ class LocalWorkerGroup(StartingGroup):
         Args:
             config: passed to every worker.
             run_dir: private directory for the sockets.
-            context: of this process.
-            module: what each worker runs, by name.
-            log_level: of the workers.
-            log_config: of the workers; see `configure_logging`.
+            context: ZeroMQ context of this process.
+            module: name of the module that each worker runs.
+            log_level: log level of the workers.
+            log_config: logging configuration of the workers; see `configure_logging`.
             generation: number of this group, from 0.
-            facts: what earlier workers have measured, in order of rank; (): the workers measure.
-            fork_server: forks the workers; None: they are started by name.
+            facts: measurements of earlier workers, ordered by rank. Empty if the workers must measure.
+            fork_server: forks the workers. None if they are started directly.
 
         Raises:
             StartupError: a socket cannot be bound.
@@ -71,10 +72,10 @@ class LocalWorkerGroup(StartingGroup):
         self._generation = generation
         self._known_facts = facts
         self._children: dict[int, Child] = {}
-        """By rank; without those that have exited and been closed."""
+        """Worker processes by rank, without those that have exited and were closed."""
         self._fork_server = fork_server
         try:
-            if fork_server and not fork_server.is_alive:  # it has ended with an earlier group
+            if fork_server and not fork_server.is_alive:  # it has ended together with an earlier group
                 self._fork_server = ForkServer()
             self._launch()
         except OSError:
@@ -88,11 +89,11 @@ class LocalWorkerGroup(StartingGroup):
             engines_fd: see `WorkerSpec`.
 
         Raises:
-            OSError: one cannot be started.
+            OSError: a process cannot be started.
         """
         exchange_fd = -1
         try:
-            if self._config.world_size > 1:  # freed with the last process that has it open; a group starts with zeros
+            if self._config.world_size > 1:  # freed when the last process closes it; each group starts with zeros
                 exchange_fd = os.memfd_create(f"octavo-ranks-{self._generation}")
             for rank in range(self._config.world_size):
                 self._children[rank] = self._spawn(rank, exchange_fd, engines_fd)
@@ -122,14 +123,14 @@ class LocalWorkerGroup(StartingGroup):
 
     @property
     def waitables(self) -> list[Any]:
-        """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
+        """Sockets and file descriptors that become readable on events. `advance` may change them."""
         children = [child.fileno() for child in self._children.values()]
         if self._results.is_closed:
             return children
         return [self._results.socket, *children, *([] if self._awaited else [self._publisher.socket])]
 
     def restart(self) -> "LocalWorkerGroup":
-        """Return the next group, whose processes start and need not measure. Never blocks.
+        """Return the next group. Its processes are starting and skip measurements. Never blocks.
 
         Raises:
             StartupError: a socket cannot be bound.
@@ -139,7 +140,7 @@ class LocalWorkerGroup(StartingGroup):
 
     @property
     def _settings_of_next(self) -> dict[str, Any]:
-        """The keyword arguments of the next group."""
+        """Return the keyword arguments for the next group."""
         return {
             "module": self._module,
             "log_level": self._log_level,
@@ -150,7 +151,7 @@ class LocalWorkerGroup(StartingGroup):
         }
 
     def stop(self) -> None:
-        """Have all workers exit after the commands that were sent before.
+        """Have all workers exit after the commands sent so far.
 
         Blocks until: they have ended, or `STOP_TIMEOUT_S` has passed.
         """
@@ -199,7 +200,7 @@ class LocalWorkerGroup(StartingGroup):
             except ChildExited as exited:
                 failures[rank] = exited
         if failures:
-            # Ranks that miss another one fail too, with an error of their own.
+            # Ranks that lose their connection to a dead rank fail too, with an error of their own.
             rank = min(failures, key=lambda rank: (failures[rank].is_consequence, rank))
             error = failures[rank].as_startup_error(self._phase_of(rank))
             raise (error if self._config.world_size == 1 else error.of(f"worker {rank}")) from failures[rank]
@@ -208,8 +209,8 @@ class LocalWorkerGroup(StartingGroup):
         for child in self._children.values():
             try:
                 while child.receive(timeout_s=0) is not None:
-                    pass  # progress means nothing after the start
+                    pass  # progress reports are ignored after the start
             except ChildExited as exited:
-                # A worker that was killed by a signal has reported nothing.
+                # A worker killed by a signal has reported nothing.
                 timeout_s = FINAL_REPLY_TIMEOUT_S if exited.code > 0 else 0.0
                 raise (self._reported_failure(timeout_s) or WorkerFailed(str(exited))) from exited

@@ -1,9 +1,9 @@
-"""Workers of an engine that divides the experts of a model with other engines: a step of one is a step of all.
+"""Workers of an engine that shares the experts of a model with other engines: a step of one is a step of all.
 
-The n-th step of every engine is computed together, whoever begins it. An engine counts the steps that it begins, and
-tells the others when it is ahead of them. One that has fewer plans its own; if it has nothing to plan, it sends its
-workers a step without rows. So steps need no coordinator, engines without requests sleep, and no step waits for an
-engine that could compute but does not know of it. Worker groups begin and end together: see `engine_links.py`.
+The n-th steps of all engines are computed together, whichever engine begins first. An engine counts the steps that it
+begins, and tells the others when it is ahead. An engine that is behind plans a step of its own; if it has nothing to
+plan, it sends its workers a step without rows. So steps need no coordinator, engines without requests sleep, and no
+step waits for an engine that does not know of it. Worker groups begin and end together: see `engine_links.py`.
 """
 
 import contextlib
@@ -29,17 +29,18 @@ ABORT_SIGNALS = 2
 """Number of SIGTERMs after which an engine does not wait for the requests of others."""
 
 ROOT_CAUSE_S = 2.0
-"""How long the start of an engine that misses another one waits to be ended by its parent, which reports why."""
+"""Seconds that a starting engine with a missing peer waits for its parent to stop it. The parent reports the root
+cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockStepPlace:
-    """How an engine reaches the others."""
+    """How an engine reaches the other engines."""
 
     path: str
-    """Of the socket on which the first engine listens."""
+    """Path of the socket on which the first engine listens."""
     listener_fd: int = -1
-    """Of the first engine: that socket."""
+    """The listening socket, if this is the first engine; otherwise -1."""
 
     def connect(self, config: ResolvedConfig) -> EngineLinks:
         """Return connections for a new group.
@@ -50,14 +51,14 @@ class LockStepPlace:
         num_engines = config.data_parallel_size
         if config.engine_index:
             return LaterEngineLinks(config.engine_index, num_engines, self.path)
-        # The descriptor stays open: later groups listen on it too.
+        # The descriptor stays open, because later groups listen on it too.
         listener = socket.socket(fileno=socket.dup(self.listener_fd))
         listener.setblocking(False)
         return FirstEngineLinks(num_engines, listener)
 
 
 class LockStepWorkerGroup(LocalWorkerGroup):
-    """The processes start when all engines are there.
+    """Starts its processes when all engines are connected.
 
     Args:
         place: how this engine reaches the others.
@@ -81,7 +82,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         self._stop = stop
         self._links = place.connect(config)
         self._empty: deque[int] = deque()
-        """Numbers of the steps without rows in flight: nobody waits for their results."""
+        """Command numbers of steps without rows in flight. Their results are ignored."""
         self._num_joined = 0
         super().__init__(config, run_dir, context, **settings)
 
@@ -142,9 +143,9 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         return None
 
     def stop(self) -> None:
-        """See `WorkerGroup`. First takes part in the steps of the others until these have no requests either.
+        """See `WorkerGroup`. First joins the steps of the other engines until these have no requests either.
 
-        Blocks until: that, or the second SIGTERM.
+        Blocks until: the workers have ended, or the second SIGTERM has arrived.
         """
         self._links.leave()
         with contextlib.suppress(WorkerFailed):
@@ -162,7 +163,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         super().abandon()
 
     def _launch(self, engines_fd: int = -1) -> None:
-        """Start no process yet, unless the group is formed."""
+        """Start the processes if the group is complete."""
         if engines_fd >= 0:
             super()._launch(engines_fd)
 
@@ -182,7 +183,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         self._check_engines()
 
     def _check_engines(self) -> None:
-        """Handle what the other engines have sent.
+        """Handle messages of the other engines.
 
         Raises:
             WorkerFailed: the group has ended.
@@ -193,7 +194,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
 
 
 def _wait(waitables: Sequence[Any], timeout_s: float | None) -> None:
-    """Wait until one is readable, or `timeout_s` has passed (None: no limit)."""
+    """Wait until any of these is readable, or `timeout_s` seconds have passed (None: no limit)."""
     poller = zmq.Poller()
     for waitable in waitables:
         poller.register(waitable, zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""Nodes that an outside launcher starts (`--nnodes`): each runs `octavo serve --node-rank K`, and joins node 0."""
+"""Nodes started by an external launcher (`--nnodes`): each runs `octavo serve --node-rank K` and joins node 0."""
 
 import logging
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ AGENT_MODULE = "octavo.core_proc.workers"
 
 
 class LaunchedNodes(Agents):
-    """The agents of all nodes; that of this one, node 0, is a child of this process.
+    """The agents of all nodes. The agent of this node, node 0, is a child process.
 
-    Call all methods from the thread that made it: the child dies with that thread.
+    Call all methods from the thread that created it: the child dies with that thread.
 
     Args:
-        spec: of the core.
-        module: what each worker runs.
+        spec: spec of the core.
+        module: the module that each worker runs.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no keys, or they cannot be read.
+        ConfigError: other machines can reach the address, but there are no keys or the keys cannot be read.
         StartupError: the address cannot be bound.
         OSError: the agent of this node cannot be started.
     """
@@ -51,21 +51,22 @@ class LaunchedNodes(Agents):
         )
         self._own_agent = self._spawn_agent()
         self._failure: ChildExited | None = None
-        """Why the agent of this node could not start, until that is reported."""
+        """Why the agent of this node could not start, until this is reported."""
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """See `Agents.waitables`. An agent that has not joined can only be seen to end by its control pipe."""
+        """See `Agents.waitables`. Includes the control pipe of an agent that has not joined: only the pipe shows its
+        exit."""
         waitables = super().waitables
         has_joined = any(member.ready.position == 0 for member in self._members.values())
         return waitables if has_joined or self._is_closed else [*waitables, self._own_agent.fileno()]
 
     def poll(self) -> None:
-        """See `Agents.poll`. Starts the agent of this node again if it has died."""
+        """See `Agents.poll`. Restarts the agent of this node if it has died."""
         if not self._is_closed:
             try:
                 while self._own_agent.receive(timeout_s=0) is not None:
-                    pass  # it has nothing to tell but why it cannot start
+                    pass  # its only messages are start-up failures
             except ChildExited as exited:
                 logger.error("%s; starting it again", exited)
                 self._failure = exited if exited.failure else None

@@ -1,8 +1,8 @@
-"""Nodes of a Ray cluster: one actor for each rank, in a placement group. The only file of the core that imports Ray.
+"""Nodes of a Ray cluster: one actor per rank, in a placement group. The only file of the core that imports Ray.
 
-An actor runs a node agent, whose child is the worker, so workers are the same processes as without Ray. Ray finds
-machines with room, starts an actor again elsewhere when its machine is gone, and ends all of them when the core has
-ended. Commands, plans and results do not pass through Ray.
+An actor runs a node agent whose child is the worker. So workers are the same processes as without Ray. Ray finds
+machines with room, restarts an actor elsewhere when its machine is lost, and ends all actors when the core has ended.
+Commands, plans and results do not pass through Ray.
 """
 
 import logging
@@ -29,8 +29,8 @@ class RayNodes(Agents):
     """The agents of a placement group.
 
     Args:
-        config: of the workers.
-        module: what each worker runs.
+        config: the workers' configuration.
+        module: the module that each worker runs.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -45,7 +45,7 @@ class RayNodes(Agents):
         assert self.keys is not None
         bundle = {"CPU": float(config.num_threads), **({"GPU": 1.0} if config.device == "cuda" else {})}
         self._group = ray.util.placement_group([bundle] * config.world_size, strategy="PACK")
-        # msgpack: the class is that of this version of octavo, and Ray need not pickle ours.
+        # msgpack, so that Ray need not pickle our classes, whose versions may differ.
         spec = msgspec.msgpack.encode(
             AgentSpec(
                 core_address=self.address,
@@ -88,7 +88,7 @@ class RayNodes(Agents):
             self._ray.shutdown()
 
     def _check_room(self, bundle: dict[str, float], num_ranks: int) -> None:
-        """Log what the cluster lacks. A cluster may grow, so this is no error."""
+        """Log which resources the cluster lacks. This is no error, because a cluster may grow."""
         total = self._ray.cluster_resources()
         for name, size in bundle.items():
             if total.get(name, 0.0) < size * num_ranks:
@@ -101,7 +101,8 @@ class RayNodes(Agents):
                 )
 
     def _watch(self, spec: bytes) -> None:
-        """Keep every actor running its agent, and note why one has ended. A thread of its own: Ray's calls block."""
+        """Keep every actor running its agent, and record why actors end. Runs in a separate thread because Ray's calls
+        block."""
         ray = self._ray
         running = {actor.run.remote(spec): actor for actor in self._actors}
         while not self._is_closed:
@@ -116,15 +117,15 @@ class RayNodes(Agents):
                 if self._is_dismissed:
                     return
                 time.sleep(_RETRY_S)
-                # Ray starts the actor again where there is room; the call waits for that.
+                # Ray restarts the actor where there is room; the call waits for that.
                 running[actor.run.remote(spec)] = actor
 
 
 class RankActor:
-    """Runs on a node of the cluster, in a process of Ray."""
+    """Runs on a node of the cluster, in a Ray process."""
 
     def run(self, spec: bytes) -> None:
-        """Run an agent, and through it one worker, until the engine ends or its core is gone."""
+        """Run an agent, and through it one worker, until the engine or its core ends."""
         logging.basicConfig(format="%(levelname)s %(asctime)s (%(name)s) %(message)s", level=logging.INFO)
         agent = msgspec.msgpack.decode(spec, type=AgentSpec)
         NodeAgent(msgspec.structs.replace(agent, node=node_name())).run()

@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
 FINAL_REPLY_TIMEOUT_S = 0.5
-"""How long to wait for the last reply of a worker that has exited by itself: it may still be on its way."""
+"""Seconds to wait for the last reply of a worker that has exited by itself: it may still be on its way."""
 
 
 class RemoteWorkerGroup(StartingGroup):
-    """One process per rank, started by the agents of the machines that have room."""
+    """One process per rank, started by the agents of machines with room."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class RemoteWorkerGroup(StartingGroup):
         generation: int = 0,
         facts: Sequence[DeviceFacts] = (),
     ) -> None:
-        """Wait for nothing: `start` or `advance` place the ranks when there is room.
+        """Return without waiting: `start` or `advance` place the ranks when there is room.
 
         Args:
-            agents: of this core.
+            agents: agents of this core.
             config: passed to every worker.
-            log_level: of the workers.
-            log_config: of the workers; see `configure_logging`.
+            log_level: log level of the workers.
+            log_config: logging configuration of the workers; see `configure_logging`.
             generation: number of this group, from 0.
-            facts: what earlier workers have measured, in order of rank; (): the workers measure.
+            facts: measurements of earlier workers, ordered by rank. Empty if the workers must measure.
 
         Raises:
             StartupError: a socket cannot be bound.
@@ -60,14 +60,14 @@ class RemoteWorkerGroup(StartingGroup):
         self._generation = generation
         self._known_facts = facts
         self._nodes: list[Node] | None = None
-        """None: there was no room yet."""
+        """Nodes of the ranks. None if there was no room yet."""
         self._reported_missing = ""
         self._running: set[int] = set()
         """Ranks that were started and have not ended."""
 
     @property
     def waitables(self) -> list[Any]:
-        """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
+        """Sockets and file descriptors that become readable on events. `advance` may change them."""
         agents = list(self._agents.waitables)
         if self._results.is_closed:
             return agents
@@ -94,7 +94,7 @@ class RemoteWorkerGroup(StartingGroup):
         )
 
     def stop(self) -> None:
-        """Have all workers exit after the commands that were sent before, and dismiss the agents.
+        """Have all workers exit after the commands sent so far, and dismiss the agents.
 
         Blocks until: they have ended, or `STOP_TIMEOUT_S` has passed.
         """
@@ -118,7 +118,7 @@ class RemoteWorkerGroup(StartingGroup):
 
     @property
     def has_exited(self) -> bool:
-        """True once the agents have killed their workers, or are gone themselves: then they do it on their own."""
+        """True once all agents have killed their workers or have died. The workers of a dead agent die with it."""
         self._agents.take_events(self._generation)
         return self._agents.are_released(self._generation)
 
@@ -134,7 +134,7 @@ class RemoteWorkerGroup(StartingGroup):
         self._agents.close()
 
     def _wait_for_agents(self, deadline: float) -> bool:
-        """Wait until an agent has sent something; False: none has until the deadline."""
+        """Wait until an agent has sent something. Return False if the deadline passes first."""
         poller = zmq.Poller()
         for waitable in self._agents.waitables:
             poller.register(waitable, zmq.POLLIN)
@@ -144,7 +144,7 @@ class RemoteWorkerGroup(StartingGroup):
         return self._are_placed(reporter) and super()._has_joined(reporter)
 
     def _are_placed(self, reporter: StartupReporter | None) -> bool:
-        """Start the ranks once there is room; return whether they have been started."""
+        """Start the ranks once there is room. Return whether they were started."""
         if self._nodes is not None:
             return True
         self._agents.poll()
@@ -205,7 +205,7 @@ class RemoteWorkerGroup(StartingGroup):
                 raise WorkerFailed(self._loss_of(event))
             if isinstance(event, RankExited):
                 exited = self._end_of(event)
-                # A worker that was killed by a signal has reported nothing.
+                # A worker killed by a signal has reported nothing.
                 timeout_s = FINAL_REPLY_TIMEOUT_S if exited.code > 0 else 0.0
                 raise self._reported_failure(timeout_s) or WorkerFailed(f"{exited} on node {self._node_of(event)}")
 

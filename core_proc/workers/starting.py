@@ -1,4 +1,4 @@
-"""What every group of workers does alike, wherever its processes run: commands, replies and the steps of a start."""
+"""The common part of all worker groups, wherever their processes run: commands, replies and the phases of the start."""
 
 import logging
 import time
@@ -28,16 +28,16 @@ from octavo.protocol.worker_commands import (
 logger = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 1800.0
-"""Enough to load weights from the slowest disk. A worker that dies is noticed at once."""
+"""Seconds; enough to load weights from the slowest disk. The death of a worker is detected at once."""
 ALLOCATE_TIMEOUT_S = 300.0
 WARM_UP_TIMEOUT_S = 600.0
 
 
 class StartingGroup(ABC):
-    """The start, the commands and the replies of a `WorkerGroup`. Subclasses own the processes.
+    """The start, commands and replies of a `WorkerGroup`. Subclasses own the processes.
 
     Args:
-        config: of every worker.
+        config: configuration of every worker.
         publisher: sends commands.
         results: receives replies.
     """
@@ -48,55 +48,55 @@ class StartingGroup(ABC):
         self._results = results
         self._num_subscribed = 0
         self._awaited: type[CacheReady] | type[WarmedUp] | None = None
-        """The reply that every rank owes us before the first step."""
+        """The reply that every rank must send before the first step. None if none is awaited."""
         self._num_answered = 0
         self._facts: dict[Rank, DeviceFacts] = {}
         self._phases: dict[Rank, str] = {}
-        """The phase that each worker last reported: the error message of one that just exits."""
+        """The phase that each worker last reported, for the error message if it exits without one."""
 
     @property
     @abstractmethod
     def waitables(self) -> Sequence[Any]:
-        """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
+        """Sockets and file descriptors that become readable on events. `advance` may change them."""
 
     @property
     def waits_for(self) -> str:
-        """What a start lacks besides time, such as machines, for messages; "": nothing."""
+        """What the start is waiting for, such as machines, for messages. Empty if for nothing."""
         return ""
 
     @abstractmethod
     def _receive_progress(self, reporter: StartupReporter | None) -> None:
-        """Pass what the workers report while they load to `_note_progress`. Never blocks.
+        """Pass the reports of loading workers to `_note_progress`. Never blocks.
 
         Raises:
-            StartupError: one failed (its root cause).
+            StartupError: a worker failed (its root cause).
         """
 
     @abstractmethod
     def _check_alive(self) -> None:
-        """Never blocks.
+        """Raise an error if a worker has died. Never blocks.
 
         Raises:
-            WorkerFailed: a worker is gone (its root cause).
+            WorkerFailed: a worker has died (its root cause).
         """
 
     @property
     def facts(self) -> list[DeviceFacts]:
-        """What each rank measured, in order of rank; complete once the group has started."""
+        """What each rank measured, ordered by rank. Complete once the group has started."""
         return [self._facts[rank] for rank in sorted(self._facts)]
 
     @property
     def next_sequence(self) -> int:
-        """The number that the next command must have."""
+        """The sequence number that the next command must have."""
         return self._publisher.next_sequence
 
     def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
-        """Wait for the workers to load, passing their progress on to our own parent.
+        """Wait until the workers have loaded, and forward their progress to our parent process.
 
         Blocks until: all have loaded and subscribed to commands.
 
         Raises:
-            StartupError: one failed (its root cause), or we were told to stop.
+            StartupError: a worker failed (its root cause), or we were told to stop.
         """
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         while not self._has_joined(reporter):
@@ -114,7 +114,7 @@ class StartingGroup(ABC):
         self._wait_for_all(ALLOCATE_TIMEOUT_S, stop, "allocating the KV cache")
 
     def warm_up(self, stop: StopSignal) -> None:
-        """Have every rank do what its steps would otherwise wait for, all of them at once.
+        """Have all ranks warm up at once, so that steps need not wait for it later.
 
         Blocks until: all have done so.
 
@@ -125,7 +125,7 @@ class StartingGroup(ABC):
         self._wait_for_all(WARM_UP_TIMEOUT_S, stop, "warming up")
 
     def advance(self, plan: CachePlan) -> bool:
-        """Do the next part of `start`, `allocate` and `warm_up` without blocking; True once every rank is ready.
+        """Do the next part of `start`, `allocate` and `warm_up` without blocking. Return True once every rank is ready.
 
         Raises:
             WorkerFailed: a rank did not start.
@@ -147,11 +147,11 @@ class StartingGroup(ABC):
         self._publisher.send(command)
 
     def join_steps(self) -> None:
-        """See `WorkerGroup`: no other engine needs these workers."""
+        """See `WorkerGroup`. Does nothing: no other engine needs these workers."""
         return
 
     def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
-        """See `WorkerGroup`: no other engine's requests are in our steps."""
+        """See `WorkerGroup`. No other engine's requests are in our steps."""
         return Turn.OWN
 
     @property
@@ -160,10 +160,10 @@ class StartingGroup(ABC):
         return 0
 
     def gather(self) -> WorkerReply | None:
-        """Return the next reply of any rank, None when there is none. Never blocks.
+        """Return the next reply of any rank. Return None if there is none. Never blocks.
 
         Raises:
-            WorkerFailed: a worker is gone, or its state cannot be trusted any more.
+            WorkerFailed: a worker has died, or its state is unreliable.
         """
         reply = self._results.receive(timeout_s=0)
         if reply is None:
@@ -173,13 +173,13 @@ class StartingGroup(ABC):
         return reply
 
     def _note_progress(self, rank: Rank, message: ControlMessage, reporter: StartupReporter | None) -> None:
-        """Note what a loading worker reports, and pass it on while we start ourselves."""
+        """Record a loading worker's report, and forward it while this process is starting."""
         match message:
             case Progress():
                 self._phases[rank] = message.phase
             case WorkerReady():
                 self._facts[message.facts.rank] = message.facts
-        # All ranks read about as much; the progress of one of them is enough for a display.
+        # All ranks read about the same amount, so one rank's progress is enough for a display.
         is_repeated = isinstance(message, Progress) and message.fraction is not None and rank != 0
         if reporter and isinstance(message, Progress | PhaseDone) and not is_repeated:
             reporter.send(message)
@@ -188,17 +188,17 @@ class StartingGroup(ABC):
         return self._phases.get(rank, "starting workers")
 
     def _has_joined(self, reporter: StartupReporter | None) -> bool:
-        """Read the workers' progress; True when all have loaded and subscribed to commands.
+        """Read the workers' progress. Return True once all have loaded and subscribed to commands.
 
         Raises:
-            StartupError: one failed (its root cause).
+            StartupError: a worker failed (its root cause).
         """
         self._receive_progress(reporter)
         self._num_subscribed += self._publisher.take_subscriptions()
         return len(self._facts) == self._config.world_size <= self._num_subscribed
 
     def _reported_failure(self, timeout_s: float) -> WorkerFailed | None:
-        """Return the error that a worker has reported before its end.
+        """Return the error that a worker has reported before its exit. Return None if there is none.
 
         Blocks until: there is one, or `timeout_s` has passed.
         """
@@ -208,10 +208,10 @@ class StartingGroup(ABC):
         return None
 
     def _wait_for_start(self, deadline: float, stop: StopSignal, phase: str) -> None:
-        """Wait until something has happened.
+        """Wait for the next event.
 
         Raises:
-            StartupError: nothing has until the deadline, or we were told to stop.
+            StartupError: the deadline has passed, or we were told to stop.
         """
         poller = zmq.Poller()
         for waitable in [*self.waitables, stop.fileno()]:
