@@ -1,1 +1,1 @@
-"""Audio of requests: from files to spectrograms, and prompts of models that transcribe speech."""
+"""Audio of requests: from files to spectrograms, prompts of models that read audio, and transcription."""

@@ -1,7 +1,7 @@
-"""`WholeSpectrogram`: all frames of a sound, from which a transcription with timestamps cuts one window after another.
+"""`WholeSpectrogram`: all frames of an audio clip, from which transcription with timestamps cuts windows one by one.
 
-Where a window cuts a segment, Whisper draws the segment's start only. The next window therefore begins there, and not
-where the one before ends.
+If the end of a window cuts a segment, Whisper draws only the start of the segment. The next window therefore begins at
+that start, and not where the previous window ends.
 """
 
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaItem, MediaTensor, digest_of
 
 FRAMES_PER_ROW = 2
-"""Frames that the encoder makes one row of, which is also the step of timestamps."""
+"""Frames per row of the encoder's output; a row is also the step of timestamps."""
 _FRAME_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WholeSpectrogram:
-    """The spectrogram of a sound."""
+    """The spectrogram of a complete audio clip."""
 
     item: MediaItem
-    """Its tensor has bands by frames, float32: at least as many as the sound has."""
+    """Its tensor is float32, shape (bands, frames); it has at least the clip's frames."""
     num_frames: int
-    """Of the sound."""
+    """Number of frames of the clip."""
 
     @classmethod
     def of(cls, sound: ReadSound) -> "WholeSpectrogram":
-        """Return that of a sound that was read whole."""
+        """Return the spectrogram of a clip that was read without cutting it into windows."""
         (window,) = sound.windows
-        # A sample is a 160th of a frame: 0.58 * 100 is 57.999...
+        # Rounding: a sample is a 160th of a frame, and 0.58 * 100 is 57.999...
         return cls(window.item, max(1, int(FRAMES_PER_SECOND * sound.duration_s + 1e-6)))
 
     def window(self, start: int) -> SoundWindow:
-        """Return the window that begins at a frame; zeros follow the last one, as in `transformers`."""
+        """Return the window that begins at frame `start`; it is padded with zeros at the end, as in `transformers`."""
         tensor = self.item.tensors[FEATURES]
         (num_bands, num_stored), size = tensor.shape, FRAMES_PER_ROW * self.item.attended_rows
         end = min(start + size, num_stored)
@@ -51,11 +51,11 @@ class WholeSpectrogram:
         return SoundWindow(start / FRAMES_PER_SECOND, num_heard / FRAMES_PER_SECOND, item)
 
     def next_start(self, window: SoundWindow, token_ids: Sequence[int], tokens: SpeechTokens) -> int:
-        """Return the frame at which the window behind this one begins; `num_frames` at the end of the sound.
+        """Return the frame at which the next window begins; `num_frames` at the end of the clip.
 
         Args:
-            window: of this sound.
-            token_ids: that the model has drawn for it.
+            window: of this clip.
+            token_ids: drawn by the model for this window.
             tokens: of the model.
         """
         advance = FRAMES_PER_ROW * num_heard_rows(token_ids, tokens, window.item.attended_rows)

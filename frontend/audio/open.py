@@ -1,4 +1,4 @@
-"""`open_transcriber`: what transcribes sounds with the model of an engine."""
+"""`open_transcriber`: returns the transcriber for the model of an engine."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
@@ -14,43 +14,43 @@ from octavo.protocol.params import OutputKind, SamplingParams
 
 
 class TranscribedSound(Protocol):
-    """A decoded sound, as answers about it need it."""
+    """A decoded audio clip: the part of it that responses need."""
 
     @property
     def duration_s(self) -> float:
-        """Of all of it."""
+        """Duration of the complete clip in seconds."""
 
     @property
     def language(self) -> str:
-        """Its code."""
+        """Language code of the clip."""
 
     @property
     def params(self) -> SamplingParams:
-        """Of its requests."""
+        """Sampling parameters of its requests."""
 
     @property
     def request_id(self) -> str:
-        """Of its transcription."""
+        """Id of its transcription."""
 
 
 class AnyTranscriber(Protocol):
-    """Transcribes sounds: see `Transcriber`."""
+    """Transcribes audio clips; see `Transcriber`."""
 
     async def read(self, request: SpeechRequest, request_id: str) -> TranscribedSound:
-        """Return a sound that can be transcribed."""
+        """Decode an audio clip."""
 
     def outputs(self, sound: Any, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the outputs of its windows, with the index of the window and in their order."""
+        """Yield the outputs of its windows, in order, each with the index of its window."""
 
     def segments(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Segment]:
-        """Return the segments of a sound that was transcribed with timestamps."""
+        """Return the segments of a clip that was transcribed with timestamps."""
 
     def words(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Word]:
-        """Return the words of a sound that was transcribed with words."""
+        """Return the words of a clip that was transcribed with words."""
 
 
 def open_transcriber(client: AsyncClient) -> AnyTranscriber:
-    """Return what transcribes sounds.
+    """Return the transcriber for the model of an engine.
 
     Raises:
         InvalidRequestError: the model does not transcribe.

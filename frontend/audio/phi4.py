@@ -1,4 +1,4 @@
-"""Sounds of Phi-4-multimodal, whose feature extractor in `transformers` needs torch."""
+"""Audio clips of Phi-4-multimodal, whose feature extractor in `transformers` needs torch."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from octavo.frontend.media.wire import Result
 FEATURES = "audio_input_features"
 _FRAMES_AT_ONCE = 128
 _LOUDEST = 32768
-"""Of samples that the filters are made for."""
+"""Largest sample value that the filters expect."""
 
 
 class Phi4Sounds:
-    """Stands for the processor of one model: see `octavo.frontend.audio.sounds.SoundProcessor`."""
+    """Replaces the processor of the model; see `octavo.frontend.audio.sounds.SoundProcessor`."""
 
     def __init__(self, setup: SoundSetup) -> None:
-        """Load it.
+        """Load the feature extractor.
 
         Raises:
             ImportError: soundfile or soxr is missing.
@@ -39,7 +39,7 @@ class Phi4Sounds:
         self.placeholder: str = tokenizer.convert_ids_to_tokens(setup.token_id)
 
     def process(self, job: SoundJob) -> Result:
-        """Return the spectrogram of a sound."""
+        """Decode an audio clip and return its spectrogram."""
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return Result(samples.fault)
@@ -55,13 +55,13 @@ class Phi4Sounds:
 
 
 class LogBands:
-    """The loudness of mel bands over time, as `Phi4MultimodalFeatureExtractor` computes it of one sound.
+    """Log mel spectrogram of one clip, as `Phi4MultimodalFeatureExtractor` computes it.
 
     Args:
-        extractor: one, whose sizes and filters are used.
+        extractor: supplies the sizes and filters.
 
     Raises:
-        ValueError: its rows are not those of the encoder.
+        ValueError: the extractor's rows are not the encoder's rows.
     """
 
     def __init__(self, extractor: Any) -> None:
@@ -74,12 +74,12 @@ class LogBands:
         self._filters = extractor.mel_filters.astype(np.float32)
 
     def num_rows(self, num_samples: int) -> int:
-        """Return the rows of the prompt that a sound has; 0: it is too short for a frame."""
+        """Return the number of prompt rows of a clip. 0: the clip is shorter than a frame."""
         num_frames = (num_samples - self._length) // self._hop + 1
         return -(-max(0, num_frames) // self._per_row)
 
     def __call__(self, samples: Samples) -> npt.NDArray[np.float32]:
-        """Return frames by bands, of as many frames as are whole."""
+        """Return the loudness of all complete frames, shape (frames, bands)."""
         frames = np.lib.stride_tricks.sliding_window_view(samples, self._length)[:: self._hop]
         loudness = np.empty((len(frames), self._filters.shape[1]), dtype=np.float32)
         for first in range(0, len(frames), _FRAMES_AT_ONCE):

@@ -17,25 +17,25 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaTensor, digest_of
 
 FEATURES = "input_features"
-"""The tensor of an item."""
+"""Name of an item's tensor."""
 MAX_CHANNELS = 32
 BYTES_PER_SECOND = 400_000
-"""Memory that a second of audio takes, at most: samples at 16 kHz, and spectrograms, some copies of each."""
+"""Maximum bytes of memory that a second of audio takes: samples at 16 kHz, spectrograms, and copies of both."""
 SPARE_BYTES = 2**29
 _BLOCK_FRAMES = 2**16
 _SEARCHED = 0.1
-"""Part of a window, at its end, in which a long sound is cut where it is quietest."""
+"""Fraction of a window, at its end, in which the quietest place is searched to cut a long clip."""
 _QUIET_S = 0.1
-"""Length of what is compared there."""
+"""Length in seconds of the intervals that are compared there."""
 
 Samples = npt.NDArray[np.float32]
 
 
 class SoundDecoder:
-    """Makes samples of files, as the feature extractor of one model reads them."""
+    """Decodes files to samples at the rate of one model's feature extractor."""
 
     def __init__(self, setup: AudioSetup, extractor: str = "WhisperFeatureExtractor") -> None:
-        """Load it.
+        """Load the feature extractor.
 
         Args:
             setup: of the process.
@@ -58,11 +58,11 @@ class SoundDecoder:
         self.rate: int = self.extractor.sampling_rate
 
     def decode(self, data: bytes, rate: int) -> Samples | AudioResult:
-        """Return one channel at the rate of the model, or why there is none.
+        """Return one channel at the model's rate, or a result with the reason why the audio cannot be used.
 
         Args:
             data: a file, or float32 samples of one channel.
-            rate: samples per second; `FILE`, `MODEL_RATE`, `SILENCE`.
+            rate: samples per second; or `FILE`, `MODEL_RATE` or `SILENCE`.
         """
         if rate == SILENCE:
             return np.zeros(self.rate, dtype=np.float32)
@@ -93,7 +93,7 @@ class SoundDecoder:
             blocks, num_frames = [], 0
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 num_frames += len(block)
-                if too_long := self._too_long(num_frames / file.samplerate):  # the header may not tell the truth
+                if too_long := self._too_long(num_frames / file.samplerate):  # the header may be wrong
                     return too_long
                 blocks.append(block.mean(axis=1, dtype=np.float32))
             return self._resampled(blocks, file.samplerate)
@@ -117,7 +117,7 @@ class SoundDecoder:
 
 
 class AudioReader:
-    """Makes spectrograms of the windows of sounds, for one model.
+    """Makes spectrograms of the windows of audio clips, for one model.
 
     Args:
         decoder: of the model.
@@ -131,7 +131,7 @@ class AudioReader:
         self._rate, self._window = decoder.rate, decoder.extractor.n_samples
 
     def read(self, job: AudioJob) -> AudioResult:
-        """Return the windows of a sound."""
+        """Decode an audio clip and return its windows."""
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return samples
@@ -143,7 +143,7 @@ class AudioReader:
         return AudioResult(duration_s=len(samples) / self._rate, windows=windows)
 
     def _cut(self, samples: Samples) -> list[tuple[int, int]]:
-        """Return the bounds of windows: a long sound is cut where it is quiet."""
+        """Return the start and end samples of windows; a long clip is cut where it is quiet."""
         bounds, start = [], 0
         size = max(1, int(_QUIET_S * self._rate))
         while len(samples) - start > self._window:
@@ -163,7 +163,7 @@ class AudioReader:
 
 
 def num_spare_bytes(max_seconds: float) -> int:
-    """Return the memory that decoding a sound may take, besides what a process has loaded."""
+    """Return the bytes of memory that decoding a clip may take, in addition to what the process has loaded."""
     return int(max_seconds * BYTES_PER_SECOND) + SPARE_BYTES
 
 

@@ -27,20 +27,20 @@ _NO_OPTIONS = MediaOptions()
 
 @dataclass(frozen=True, slots=True)
 class SoundWindow:
-    """A part of a sound that the model reads at once."""
+    """A part of an audio clip that the model reads at once."""
 
     start_s: float
     duration_s: float
     item: MediaItem
 
     def without_frames(self) -> "SoundWindow":
-        """Return the window without what the model reads, which is large."""
+        """Return the window without its frames, which take much memory."""
         return replace(self, item=structs.replace(self.item, tensors={}))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSound:
-    """A decoded sound. `--max-media-bytes` counts its windows as long as any of them is referenced."""
+    """A decoded audio clip. Its windows count toward `--max-media-bytes` as long as any of them is referenced."""
 
     duration_s: float
     windows: list[SoundWindow]
@@ -51,7 +51,7 @@ class AudioPrompts:
 
     Args:
         config: of the engine.
-        encode: tokenizes: see `AsyncClient.tokenize`.
+        encode: tokenizes a text; see `AsyncClient.tokenize`.
     """
 
     kinds: Collection[Kind] = frozenset[Kind](["audio"])
@@ -68,10 +68,10 @@ class AudioPrompts:
         )
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
-        """Return a conversation as it is.
+        """Return a conversation unchanged.
 
         Raises:
-            InvalidRequestError: it has media.
+            InvalidRequestError: the conversation has media.
         """
         for _, path in media_parts(messages):
             raise InvalidRequestError(
@@ -94,11 +94,11 @@ class AudioPrompts:
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
-        """Return the prompt of a decoder's tokens and one sound.
+        """Return the prompt of a decoder's tokens and one audio clip.
 
         Raises:
-            InvalidRequestError: the sound cannot be used, or is longer than a window, or there are more.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the clip cannot be used or is longer than a window, or there are several clips.
+            OverloadedError: live requests already hold too many bytes.
         """
         if len(sources) != 1 or options.processor_kwargs or sources[0].uuid:
             raise InvalidRequestError(
@@ -109,16 +109,16 @@ class AudioPrompts:
         return MediaPrompt(list(token_ids), (sound.windows[0].item,))
 
     async def read(self, source: MediaSource, *, max_windows: int = 0, is_whole: bool = False) -> ReadSound:
-        """Return the windows of a sound.
+        """Decode an audio clip and return its windows.
 
         Args:
-            source: of the sound.
-            max_windows: longer sounds are refused; 0: there is no limit but `--max-audio-seconds`.
-            is_whole: the sound is not cut: see `AudioJob.is_whole`.
+            source: the clip.
+            max_windows: clips with more windows are rejected. 0: only `--max-audio-seconds` limits them.
+            is_whole: do not cut the clip; see `AudioJob.is_whole`.
 
         Raises:
-            InvalidRequestError: it cannot be used; the message says why.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the clip cannot be used; the message says why.
+            OverloadedError: live requests already hold too many bytes.
             ConfigError: the processes that decode audio do not start.
         """
         try:
@@ -139,5 +139,5 @@ class AudioPrompts:
         return MediaItem([], window.digest, tensors, attended_rows=self._attended_rows, kind="audio")
 
     async def close(self) -> None:
-        """End the processes that decode audio."""
+        """Stop the processes that decode audio."""
         await self._processes.close()

@@ -1,4 +1,4 @@
-"""`speech_rules`: the rules of a request to a model that transcribes speech."""
+"""`speech_rules`: which tokens a request to a speech model may draw."""
 
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.protocol.config import ResolvedConfig
@@ -8,10 +8,10 @@ from octavo.protocol.speech_rules import SpeechRules
 
 
 def speech_rules(params: SamplingParams, config: ResolvedConfig) -> SpeechRules:
-    """Return the rules that `params.speech_rules` asks for.
+    """Return the rules that `params.speech_rules` selects.
 
     Raises:
-        InvalidRequestError: the model does not transcribe, or another parameter decides which tokens are drawn.
+        InvalidRequestError: the model does not transcribe, or another parameter conflicts with the rules.
     """
     media = config.model.media
     if media is None or not media.attended_rows:

@@ -1,4 +1,4 @@
-"""`samples_of`: sounds of callers in the form that decoding processes take."""
+"""`samples_of`: converts the audio of callers to the form that decoding processes take."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def samples_of(value: Any) -> tuple[bytes, int]:
     """Return a file, or float32 samples, and their rate: `FILE`, `MODEL_RATE`, or samples per second.
 
     Raises:
-        MediaError: the value is no sound.
+        MediaError: the value is not audio.
     """
     if isinstance(value, bytes):
         return value, FILE
@@ -30,6 +30,6 @@ def samples_of(value: Any) -> tuple[bytes, int]:
 
 
 def is_pair(value: Any) -> bool:
-    """Return whether a value is samples with their rate, not several sounds."""
+    """Return whether a value is samples with their rate, rather than several audio clips."""
     is_two = isinstance(value, tuple | list) and len(value) == 2
     return is_two and (isinstance(value[1], int | float) or isinstance(value, tuple))

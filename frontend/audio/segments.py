@@ -10,38 +10,39 @@ from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.outputs import RequestOutput
 
 STEP_S = 0.02
-"""From one timestamp to the next."""
+"""Seconds from one timestamp to the next."""
 FRAMES_PER_SECOND = 100
 _MAX_WINDOWS = 30
-"""Of a sound as long as one window: a model may begin a segment everywhere, and each window costs as much."""
+"""Maximum number of windows for a clip of one window's length: the model may begin segments anywhere, and windows cost
+time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text, in seconds of the whole sound."""
+    """A piece of text, with its times in seconds from the start of the clip."""
 
     start_s: float
     end_s: float
     text: str
     token_ids: list[int]
-    """With its timestamps."""
+    """Token ids, including the timestamps."""
     seek: int
-    """Where its window begins, in hundredths of a second."""
+    """Start of its window in hundredths of a second."""
     avg_logprob: float
-    """Mean over `token_ids`; 0 if there are no logprobs."""
+    """Mean over `token_ids`. 0 if there are no logprobs."""
     compression_ratio: float
-    """Bytes of the text by those of its compressed form: large for text that repeats itself."""
+    """Bytes of the text divided by bytes of the compressed text; large for repetitive text."""
     no_speech_prob: float
-    """Of its window; 0 if there are no logprobs."""
+    """Probability that its window has no speech. 0 if there are no logprobs."""
 
 
 def segments_of(
     window: SoundWindow, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[Segment]:
-    """Yield the segments that a window has whole. Text behind the last timestamp ends with the window.
+    """Yield the complete segments of a window. Text after the last timestamp ends with the window.
 
     Args:
-        window: where it begins and how long it is.
+        window: supplies start and duration.
         output: of a request with timestamps.
         tokens: of the model.
         decode: returns the text of tokens.
@@ -64,15 +65,15 @@ def segments_of(
 
 
 def num_kept_tokens(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: int) -> int:
-    """Return how many tokens of a window belong to the segments that it has whole; the next window has the others.
+    """Return the number of tokens of a window that belong to complete segments. The next window transcribes the rest.
 
-    A pair of timestamps is the end of a segment and the start of one behind it. A window that ends with a single
-    timestamp, or has no pair, keeps all of its tokens: see `num_heard_rows`.
+    A pair of timestamps is the end of a segment and the start of the next one. A window that ends with a single
+    timestamp, or has no pair, keeps all of its tokens; see `num_heard_rows`.
 
     Args:
-        token_ids: that the model has drawn with timestamps.
+        token_ids: drawn by the model, with timestamps.
         tokens: of the model.
-        num_rows: of the encoder; see `num_heard_rows`.
+        num_rows: number of the encoder's rows; see `num_heard_rows`.
     """
     marks = [token >= tokens.first_timestamp for token in token_ids if token != tokens.end]
     if marks[-2:] == [False, True]:
@@ -84,15 +85,16 @@ def num_kept_tokens(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: in
 
 
 def num_heard_rows(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: int) -> int:
-    """Return how many of a window's rows its segments cover: the next window begins behind them.
+    """Return the number of a window's rows that its segments cover. The next window begins after these rows.
 
-    That is up to the timestamp with which the kept tokens end: the first of a pair, or one at which the window's limit
-    of tokens has ended it, so that speech may go on. Else it is the whole window.
+    The rows end at the timestamp that ends the kept tokens: the first of a pair, or the last token if the token limit
+    has cut the window. Without such a timestamp, the complete window is covered.
 
     Args:
-        token_ids: that the model has drawn with timestamps.
+        token_ids: drawn by the model, with timestamps.
         tokens: of the model.
-        num_rows: of the encoder. Timestamps in the first thirtieth of them do not count, so that windows advance.
+        num_rows: number of the encoder's rows. Timestamps in the first thirtieth of them are ignored, so that windows
+            always advance.
     """
     num_kept = num_kept_tokens(token_ids, tokens, num_rows)
     rows = token_ids[num_kept - 1] - tokens.first_timestamp if num_kept else 0
@@ -104,15 +106,15 @@ def _least_rows(num_rows: int) -> int:
 
 
 def num_spoken_rows(duration_s: float, most: int) -> int:
-    """Return how many of the encoder's rows a window fills, at least one and at most `most`."""
-    # 0.58 / 0.02 is 28.999..., and a sample is a 320th of a row.
+    """Return the number of the encoder's rows that a window fills, from one to `most`."""
+    # Rounding: 0.58 / 0.02 is 28.999..., and a sample is a 320th of a row.
     return max(1, min(int(duration_s / STEP_S + 1e-6), most))
 
 
 def _pieces(
     token_ids: Sequence[int], tokens: SpeechTokens, duration_s: float
 ) -> Iterator[tuple[float, float, list[int]]]:
-    """Yield start, end and the places of the tokens of each segment with text."""
+    """Yield start and end (in seconds of the window) and the token indices of each segment with text."""
     start_s, places, has_text = 0.0, [], False
     for place, token in enumerate(token_ids):
         if token == tokens.end:
@@ -133,7 +135,7 @@ def _pieces(
 
 
 def _no_speech_logprob(output: RequestOutput, tokens: SpeechTokens) -> float:
-    """Return the logprob of `no_speech` after `start`: the last token of the prompt, or one within it."""
+    """Return the logprob of `no_speech` after `start`, which is the last token of the prompt or one within it."""
     if rows := output.prompt_token_id_logprobs:
         return rows[0][0]
     first = (output.outputs[0].logprobs or [{}])[0]

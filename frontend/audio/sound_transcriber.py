@@ -1,4 +1,4 @@
-"""`SoundTranscriber`: from a file to its text, with a language model that reads the sound in its prompt."""
+"""`SoundTranscriber`: transcribes files with a language model that has the audio in its prompt."""
 
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -23,18 +23,18 @@ _LANGUAGE = re.compile("[a-z]{2}")
 
 @dataclass(frozen=True, slots=True)
 class WholeSound:
-    """A decoded sound in the prompt that asks for its text."""
+    """A decoded audio clip in the prompt that requests its transcript."""
 
     prompt: TokenizedPrompt
     duration_s: float
     language: str
-    """"": the model finds out."""
+    """Language code; empty: the model detects the language."""
     params: SamplingParams
     request_id: str
 
 
 class SoundTranscriber:
-    """Transcribes the sounds of one engine, each in one request.
+    """Transcribes the audio clips of one engine, with one request per clip.
 
     Raises:
         InvalidRequestError: the model does not transcribe.
@@ -52,7 +52,7 @@ class SoundTranscriber:
         self._client, self._prompts = client, client.media
 
     async def read(self, request: SpeechRequest, request_id: str) -> WholeSound:
-        """Return a sound that can be transcribed.
+        """Decode an audio clip.
 
         Raises:
             OctavoError: the file or a parameter is invalid.
@@ -73,7 +73,7 @@ class SoundTranscriber:
         return WholeSound(prompt, made.duration_s, request.language or "", request.params, request_id)
 
     async def outputs(self, sound: WholeSound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the outputs, each with 0: a sound is one window; see `Transcriber.outputs`."""
+        """Yield the outputs, each with index 0, as a clip is one window; see `Transcriber.outputs`."""
         params = sound.params.clone(output_kind=kind)
         async with aclosing(self._client.generate(sound.prompt, params, request_id=sound.request_id)) as outputs:
             async for output in outputs:
@@ -81,11 +81,11 @@ class SoundTranscriber:
                 yield 0, output
 
     def segments(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Segment]:
-        """Raise `InvalidRequestError`: there are none."""
+        """Raise `InvalidRequestError`: the model draws no timestamps."""
         raise _no_times()
 
     def words(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Word]:
-        """Raise `InvalidRequestError`: there are no times of them."""
+        """Raise `InvalidRequestError`: the model gives no times of words."""
         raise _no_times()
 
 

@@ -1,4 +1,4 @@
-"""Decodes sounds of requests and runs the model's processor, in a process that may be killed.
+"""Decodes audio clips that become rows of prompts, and runs the model's processor, in a process that may be killed.
 
 See `octavo.frontend.media.process`, which does the same for images.
 """
@@ -18,16 +18,16 @@ from octavo.frontend.media.wire import Result
 
 MASK = "feature_attention_mask"
 _SEEN_FRAMES = 2
-"""Frames behind the end of a sound that its last row depends on, through the convolutions of the encoder."""
+"""Number of frames after the end of a clip that affect its last row, through the convolutions of the encoder."""
 _WINDOWED_BYTES_PER_SECOND = 700_000
-"""Further memory that a second of audio takes where windows are processed together."""
+"""Additional bytes of memory per second of audio if all windows are processed together."""
 
 
 class SoundProcessor:
     """The processor of one model."""
 
     def __init__(self, setup: SoundSetup) -> None:
-        """Load it.
+        """Load the processor.
 
         Raises:
             ImportError: soundfile or soxr is missing.
@@ -48,7 +48,7 @@ class SoundProcessor:
         self.placeholder_id = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: SoundJob) -> Result:
-        """Return what the processor makes of a sound."""
+        """Decode and process an audio clip."""
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return Result(samples.fault)
@@ -56,7 +56,7 @@ class SoundProcessor:
         if self._processor is None:
             rows, most = self._setup.rows_per_window, self._setup.max_rows
             num_windows = -(-len(samples) // self._window)
-            if (needed := rows * num_windows) > most:  # before the work is done
+            if (needed := rows * num_windows) > most:  # before the windows are computed
                 return Result(f"it has {needed} tokens, and the limit is {most} (--max-model-len)")
             inputs = windowed_inputs(self._decoder.extractor, samples, self._setup.token_id, rows)
             return result_of(inputs, self._setup.token_id, duration_s=duration_s, part_rows=[rows] * num_windows)
@@ -77,7 +77,8 @@ class SoundProcessor:
                 sampling_rate=self._decoder.rate,
             )
         )
-        # The encoder reads nothing of the silence that fills the window, which is most of it for short sounds.
+        # Drop the silence that fills the window, which the encoder does not read. It is most of the window of a short
+        # clip.
         num_seen = 2 * ((int(inputs[MASK].sum()) + 1) // 2) + _SEEN_FRAMES
         for name in (FEATURES, MASK):
             inputs[name] = np.ascontiguousarray(inputs[name][..., :num_seen])

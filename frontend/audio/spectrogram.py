@@ -1,4 +1,4 @@
-"""`Spectrogram`: what Whisper's encoder reads of a window of samples."""
+"""`Spectrogram`: computes the input of Whisper's encoder from a window of samples."""
 
 from typing import Any
 
@@ -6,20 +6,20 @@ import numpy as np
 import numpy.typing as npt
 
 _FRAMES_AT_ONCE = 128
-"""Their samples and frequencies stay in the second-level cache."""
+"""Number of frames whose samples and frequencies fit into the L2 cache."""
 _FLOOR = 1e-10
 _DYNAMIC_RANGE = 8.0
-"""Decades below the loudest band of all frames; what is quieter counts as so loud."""
+"""Decades below the loudest band of all frames; quieter bands are raised to this level."""
 
 
 class Spectrogram:
-    """The loudness of mel bands over time, as `WhisperFeatureExtractor` computes it, which loops over frames in Python.
+    """Log mel spectrogram, as `WhisperFeatureExtractor` computes it with a Python loop over frames.
 
     Args:
-        extractor: a `WhisperFeatureExtractor`, whose sizes and filters are used.
+        extractor: a `WhisperFeatureExtractor`, which supplies the sizes and filters.
 
     Raises:
-        ValueError: it adds noise, or pads with something else than silence.
+        ValueError: the extractor adds noise, or pads with anything but silence.
     """
 
     def __init__(self, extractor: Any) -> None:
@@ -28,18 +28,19 @@ class Spectrogram:
         self._num_samples, self._hop, self._size = extractor.n_samples, extractor.hop_length, extractor.n_fft
         self._window = np.hanning(self._size + 1)[:-1]
         self._filters = np.asarray(extractor.mel_filters, dtype=np.float64)
-        """Frequencies by bands."""
+        """Mel filters, shape (frequencies, bands)."""
 
     def __call__(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return bands by frames, of a whole window, or of as many samples as there are.
+        """Return the spectrogram, shape (bands, frames), of a complete window, or of all samples if there are more.
 
         Args:
-            samples: of one channel. Silence follows those that are fewer than a window's.
+            samples: of one channel. Fewer samples than a window are padded with silence.
         """
         margin, num_samples = self._size // 2, max(len(samples), self._num_samples)
         padded = np.pad(np.pad(samples, (0, num_samples - len(samples))), margin, mode="reflect")
         num_frames = num_samples // self._hop
-        # Frames behind the last sample are silent, unless they reach the end of the window, where it is reflected.
+        # Frames after the last sample are silent, unless they reach the end of the window, where the samples are
+        # mirrored.
         num_heard = num_frames
         if len(samples) <= num_samples - self._size:
             num_heard = min(num_frames, (len(samples) + margin) // self._hop + 1)
@@ -48,7 +49,7 @@ class Spectrogram:
         for first in range(0, num_heard, _FRAMES_AT_ONCE):
             waves = np.fft.rfft(frames[first : first + _FRAMES_AT_ONCE] * self._window)
             powers[first : first + len(waves)] = (waves.real**2 + waves.imag**2) @ self._filters
-        # In place: a long sound has many frames.
+        # In place: a long clip has many frames.
         loudness = np.log10(np.maximum(powers, _FLOOR, out=powers), out=powers)
         np.maximum(loudness, loudness.max() - _DYNAMIC_RANGE, out=loudness)
         loudness += 4.0

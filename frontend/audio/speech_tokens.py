@@ -1,4 +1,4 @@
-"""`SpeechTokens`: the tokens with which a request tells Whisper the language and the task."""
+"""`SpeechTokens`: the special tokens with which a request tells Whisper the language and the task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,33 +17,34 @@ _FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class SpeechTokens:
-    """What `generation_config.json` of a checkpoint says about the decoder's text."""
+    """Special tokens and rules of the decoder, from a checkpoint's `generation_config.json`."""
 
     start: int
     end: int
     no_timestamps: int
     previous: int | None
-    """Begins the text before the sound's; None: the checkpoint takes none."""
+    """Token that begins the text of the caller's prompt. `None` if the checkpoint supports no prompt."""
     languages: dict[str, int]
-    """By code, such as "en"; empty: the model knows English only, and no tasks."""
+    """Tokens by language code, such as "en". Empty if the model knows only English, and no tasks."""
     tasks: dict[str, int]
     suppressed: tuple[int, ...]
-    """Never drawn."""
+    """Tokens that are never drawn."""
     suppressed_first: tuple[int, ...] = ()
-    """Not drawn as the first token."""
+    """Tokens that are not drawn as the first token."""
     max_initial_timestamp: int | None = None
-    """Steps of 0.02 seconds; None: no limit."""
+    """Latest allowed first timestamp, in steps of 0.02 seconds. `None`: no limit."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
-    """Layers and heads of cross-attention that follow the sound; (): the checkpoint names none that it has."""
+    """(layer, head) of the cross-attention heads that follow the audio. Empty if the checkpoint names none that
+    exist."""
     filter_width: Any = 7
-    """Rows over which the median of their weights is taken, as the checkpoint says it: `alignment` checks it."""
+    """Width in rows of the median filter of their weights, unchecked; `alignment` checks it."""
     no_speech: int = 0
-    """Its probability after `start` is that of a window without speech."""
+    """Token whose probability after `start` is the probability that the window has no speech."""
 
     @classmethod
     @lru_cache(maxsize=8)
     def of(cls, path: str) -> "SpeechTokens":
-        """Return those of the checkpoint in a directory.
+        """Read the tokens of the checkpoint in a directory.
 
         Raises:
             InvalidRequestError: the checkpoint does not say how it transcribes.
@@ -72,17 +73,17 @@ class SpeechTokens:
             max_initial_timestamp=made.get("max_initial_timestamp_index"),
             alignment_heads=alignment_heads(Path(path)),
             filter_width=sizes.get("median_filter_width", 7),
-            # The vocabulary has it before the token of no timestamps; no file names it.
+            # In the vocabulary it precedes the token for "no timestamps"; no file names it.
             no_speech=found["no_timestamps_token_id"] - 1,
         )
 
     @property
     def first_timestamp(self) -> int:
-        """The token of 0 seconds; the others follow it."""
+        """Token of 0 seconds; the tokens of later times follow it."""
         return self.no_timestamps + 1
 
     def rules(self, has_timestamps: bool) -> SpeechRules:
-        """Return the rules of a request, for text with timestamps or without."""
+        """Return the rules of a request for text with or without timestamps."""
         if not has_timestamps:
             return SpeechRules(self.suppressed, self.suppressed_first, self.end)
         return SpeechRules(
@@ -105,14 +106,14 @@ class SpeechTokens:
         """Return the decoder's first tokens.
 
         Args:
-            language: code; None only for models without languages.
+            language: language code. `None` only for models without languages.
             task: "transcribe" or "translate".
-            before: tokens of the caller's prompt; the last of them count.
-            max_model_len: of the decoder; half of it is for the caller's prompt, at most.
-            has_timestamps: of the text that follows.
+            before: tokens of the caller's prompt; if there are too many, the last of them are used.
+            max_model_len: of the decoder; up to half of it is available for the caller's prompt.
+            has_timestamps: whether the text is to have timestamps.
 
         Raises:
-            InvalidRequestError: the model does not know the language or the task, or takes no prompt.
+            InvalidRequestError: the model does not know the language or the task, or supports no prompt.
         """
         asked = [self.start]
         if self.languages:
@@ -132,11 +133,11 @@ class SpeechTokens:
         return [self.previous, *before[-(max_model_len // 2 - 1) :], *asked]
 
     def alignment(self, num_prompt_tokens: int, num_rows: int) -> AlignmentSpec:
-        """Return what an engine needs to align a text of so many tokens, and those after them.
+        """Return what an engine needs to align the text that follows a prompt of `num_prompt_tokens` tokens.
 
         Raises:
-            InvalidRequestError: the checkpoint does not say which heads follow the sound, or has a wrong filter of
-                their weights.
+            InvalidRequestError: the checkpoint does not name the heads that follow the audio, or its filter width is
+                invalid.
         """
         if not self.alignment_heads:
             raise InvalidRequestError(
@@ -156,7 +157,7 @@ class SpeechTokens:
         """Return the fields of `SamplingParams` that report the logprob of `no_speech` after `start`.
 
         Args:
-            prompt: of the request; the tokens of languages and tasks may follow `start`.
+            prompt: tokens of the request; tokens of language and task may follow `start`.
         """
         place = prompt.index(self.start)
         if place == len(prompt) - 1:
@@ -165,10 +166,10 @@ class SpeechTokens:
         return {"logprobs": 0, "prompt_logprob_token_ids": rows, "prompt_logprob_start": place}
 
     def known(self, language: str) -> str:
-        """Return a code that the model knows.
+        """Return a language code, checked.
 
         Raises:
-            InvalidRequestError: it does not know it.
+            InvalidRequestError: the model does not know the language.
         """
         if language not in self.languages:
             known = ", ".join(self.languages)

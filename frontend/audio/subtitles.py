@@ -1,4 +1,4 @@
-"""Files of subtitles: SubRip and WebVTT."""
+"""Writes subtitles in the formats SubRip and WebVTT."""
 
 import html
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ def subrip(segments: Iterable[Segment]) -> str:
 
 
 def webvtt(segments: Iterable[Segment]) -> str:
-    """Return a WebVTT file; text that could be markup or an arrow is escaped."""
+    """Return a WebVTT file; text that could be mistaken for markup or an arrow is escaped."""
     cues = (
         f"{_time(one.start_s, '.')} --> {_time(one.end_s, '.')}\n{html.escape(one.text.strip(), quote=False)}\n\n"
         for one in segments

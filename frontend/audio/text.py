@@ -1,4 +1,4 @@
-"""`JoinedText`: one text of the texts of windows."""
+"""`JoinedText`: joins the texts of windows to one text."""
 
 import re
 
@@ -6,20 +6,20 @@ _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 
 
 class JoinedText:
-    """Joins pieces as they come: one space between windows, none at the ends, and no marks of timestamps."""
+    """Joins pieces of text as they arrive: one space between windows, none at the ends, and no timestamps."""
 
     def __init__(self) -> None:
         self._window = -1
         self._held = ""
-        """White space that is shown when text follows."""
+        """White space that is appended only when more text follows."""
         self._begins_window = True
         self._has_text = False
 
     def add(self, window: int, piece: str) -> str:
-        """Append a piece of a window and return what the whole text has more now.
+        """Append a piece of a window; return the new part of the joined text.
 
         Args:
-            window: its index; indices never decrease.
+            window: index of the window; indices never decrease.
             piece: text that follows the window's earlier pieces.
         """
         if window != self._window:

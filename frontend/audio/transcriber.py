@@ -1,7 +1,7 @@
-"""`Transcriber`: from a file of any length to its text, in windows that the model reads at once.
+"""`Transcriber`: transcribes files of any length, in windows of the length that the model reads at once.
 
-Without timestamps a long sound is cut where it is quiet, and its windows run at the same time. With timestamps each
-window begins behind the last segment that the one before has whole: see `octavo.frontend.audio.long_form`.
+Without timestamps, a long clip is cut where it is quiet, and its windows run concurrently. With timestamps, each window
+begins after the last complete segment of the previous one; see `octavo.frontend.audio.long_form`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -23,54 +23,54 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
 
 WINDOWS_AT_ONCE = 8
-"""Of one file: a long one must leave room for others."""
+"""Windows of one file that run concurrently; a long file must leave room for other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a caller wants to know of a sound."""
+    """A caller's request for a transcript."""
 
     file: bytes
-    """In a format of libsndfile."""
+    """Contents of a file, in a format of libsndfile."""
     params: SamplingParams
-    """Of each window; without a limit of tokens, a window has room for as many as the decoder has."""
+    """Sampling parameters of each window. Without a token limit, a window may use the decoder's full length."""
     task: str = "transcribe"
-    """Or "translate"."""
+    """"transcribe" or "translate"."""
     language: str | None = None
-    """Code of what is spoken; None: it is detected in the first window."""
+    """Code of the spoken language. `None`: it is detected in the first window."""
     prompt: str = ""
-    """Text before the sound's, for its style and names."""
+    """Text that precedes the transcript, to guide its style and names."""
     has_timestamps: bool = False
     has_segment_logprobs: bool = False
-    """Segments have `avg_logprob` and `no_speech_prob`."""
+    """Whether segments have `avg_logprob` and `no_speech_prob`."""
     has_words: bool = False
-    """It is asked when each word is spoken; needs `has_timestamps`."""
+    """Whether the times of words are requested; needs `has_timestamps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A decoded sound, and how its windows are transcribed."""
+    """A decoded audio clip, and how its windows are transcribed."""
 
     windows: list[SoundWindow]
-    """With timestamps, those that have begun."""
+    """With timestamps: only the windows that have begun."""
     duration_s: float
     language: str
     prompt_token_ids: list[int]
-    """Of each window."""
+    """Prompt of each window."""
     params: SamplingParams
     request_id: str
     spectrogram: WholeSpectrogram | None = None
-    """From which windows are cut; None: there are no timestamps, and `windows` has them all."""
+    """Windows are cut from it. `None`: there are no timestamps, and `windows` is complete."""
     words_language: str | None = None
-    """Of the text whose words are found; None: the caller does not ask for them."""
+    """Language of the text whose words are located. `None`: words are not requested."""
     rows: dict[int, list[float]] = field(default_factory=dict)
-    """By window, if there are words: see `words_of`."""
+    """Rows at which tokens begin, by window index, if words are requested; see `words_of`."""
     is_accepted: bool = False
-    """Whether the engine has taken a request for it, as it has where it detected the language."""
+    """Whether the engine has accepted a request for this clip, which it has if it detected the language."""
 
 
 class Transcriber:
-    """Transcribes the sounds of one engine.
+    """Transcribes the audio clips of one engine.
 
     Raises:
         InvalidRequestError: the model does not transcribe.
@@ -84,7 +84,7 @@ class Transcriber:
         self._tokens = SpeechTokens.of(facts.processor_path)
 
     async def read(self, request: SpeechRequest, request_id: str) -> Sound:
-        """Return a sound whose windows can be transcribed.
+        """Decode an audio clip and prepare its windows.
 
         Raises:
             OctavoError: the file or a parameter is invalid, or the language could not be detected.
@@ -97,7 +97,7 @@ class Transcriber:
                 language, request.task, before, max_model_len, has_timestamps=request.has_timestamps
             )
 
-        prompt_of(language)  # before the file is decoded
+        prompt_of(language)  # check the parameters before the file is decoded
         if request.has_words:
             self._tokens.alignment(1, 1)
             self._require_aligner()
@@ -130,14 +130,14 @@ class Transcriber:
         )
 
     async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the outputs of the windows, with the index of the window and in their order.
+        """Yield the outputs of the windows, in order, each with the index of its window.
 
         Args:
             sound: not transcribed yet.
-            kind: with timestamps, only whole outputs.
+            kind: with timestamps, only complete outputs are possible.
 
         Raises:
-            OctavoError: why there is no text. The first failure ends all windows, and so does the first abort.
+            OctavoError: a window failed. The first failure or abort ends all windows.
         """
         sound = replace(sound, params=sound.params.clone(output_kind=kind))
         if sound.spectrogram is not None:
@@ -152,11 +152,11 @@ class Transcriber:
                 yield index, output
 
     def segments(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Segment]:
-        """Return the segments of a sound that was transcribed with timestamps.
+        """Return the segments of a clip that was transcribed with timestamps.
 
         Args:
-            sound: whole.
-            outputs: the last one of each window.
+            sound: completely transcribed.
+            outputs: the last output of each window.
         """
         decode = self._client.tokenizer.decode
         return [
@@ -166,7 +166,7 @@ class Transcriber:
         ]
 
     def words(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Word]:
-        """Return the words of a sound that was transcribed with words: see `segments`."""
+        """Return the words of a clip that was transcribed with words; see `segments`."""
         assert sound.words_language is not None, "words were asked for"
         decode, language = self._client.tokenizer.decode, sound.words_language
         return [
@@ -200,12 +200,12 @@ class Transcriber:
         if not prompt.strip():
             return []
         token_ids = await self._client.tokenize(f" {prompt.strip()}", add_special_tokens=False)
-        if any(token >= self._tokens.end for token in token_ids):  # Whisper's special tokens come behind all others
+        if any(token >= self._tokens.end for token in token_ids):  # whisper's special tokens have the largest ids
             raise InvalidRequestError("prompt: a text with special tokens, such as <|en|>, is refused", "prompt")
         return token_ids
 
     async def _detect(self, window: SoundWindow, request_id: str) -> str:
-        """Return the likeliest language of a window."""
+        """Return the most probable language of a window."""
         codes = {token: code for code, token in self._tokens.languages.items()}
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=list(codes), output_kind=OutputKind.FINAL_ONLY
@@ -230,7 +230,7 @@ class Transcriber:
 
     async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
         token_ids = packed_prompt(sound.prompt_token_ids, self._client.facts.vocab_size)
-        # A drain or a full queue refuses a sound at its first request, and not in its middle.
+        # Draining or a full queue may reject the first request of a clip, but not a later one.
         is_continued = sound.is_accepted or index > 0
         prompt = TokenizedPrompt(None, token_ids, media=(sound.windows[index].item,), is_continued=is_continued)
         request_id = f"{sound.request_id}-{index}"
@@ -242,7 +242,7 @@ class Transcriber:
                 yield output
 
     async def _aligned(self, sound: Sound, index: int, token_ids: Sequence[int]) -> list[float]:
-        """Return `rows` of a window whose tokens are known."""
+        """Return the entry of `rows` for a window whose tokens are known."""
         text = [token for token in token_ids if token != self._tokens.end]
         if not text:
             return []

@@ -1,4 +1,7 @@
-"""Voxtral's sounds, whose processor in `transformers` needs torch and `mistral-common`: windows, and rows for each."""
+"""Audio clips of Voxtral, whose processor in `transformers` needs torch and `mistral-common`.
+
+A clip is divided into windows; each of them has the same number of rows.
+"""
 
 from typing import Any
 
@@ -11,7 +14,7 @@ PLACEHOLDER = "[AUDIO]"
 
 
 def rows_per_window(facts: MediaFacts) -> int:
-    """Return the rows of the prompt that a window of a sound has; 0: the model is another one."""
+    """Return the number of prompt rows of a window of audio. 0 if the model is not Voxtral."""
     if facts.architecture != ARCHITECTURE:
         return 0
     audio: dict[str, Any] = {"max_source_positions": 1500, **facts.hf_config["audio_config"]}
@@ -19,13 +22,13 @@ def rows_per_window(facts: MediaFacts) -> int:
 
 
 def windowed_inputs(extractor: Any, samples: Any, token_id: int, num_rows: int) -> dict[str, Any]:
-    """Return what a processor would return for a sound, whose last window is filled with silence.
+    """Return what a processor of `transformers` would return for a clip; the last window is padded with silence.
 
     Args:
-        extractor: the model's, of `transformers`.
-        samples: of the sound, at the extractor's rate.
-        token_id: the placeholder of a row.
-        num_rows: of a window.
+        extractor: the model's feature extractor, from `transformers`.
+        samples: of the clip, at the extractor's rate.
+        token_id: placeholder of a row.
+        num_rows: number of rows of a window.
     """
     made = extractor(
         samples,

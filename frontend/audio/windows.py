@@ -1,4 +1,4 @@
-"""`in_order`: runs windows of a sound at the same time, and yields what they give in the order of the windows."""
+"""`in_order`: runs the windows of an audio clip concurrently, and yields their outputs in the order of the windows."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -10,9 +10,10 @@ T = TypeVar("T")
 
 
 async def in_order(runs: Sequence[Callable[[], AsyncGenerator[T]]], max_at_once: int) -> AsyncGenerator[tuple[int, T]]:
-    """Yield the index of each run with each of its outputs: those of the first run as they come, then the second's.
+    """Yield (index, output) for the outputs of all runs: the first run's as they arrive, then the second run's, and so
+    on.
 
-    The first failure of any run is raised at once, and ends all of them, as closing the generator does.
+    The first failure of any run is raised at once and cancels all runs. Closing the generator cancels them, too.
     """
     arrived: asyncio.Queue[tuple[int, T | None]] = asyncio.Queue()
     places = asyncio.Semaphore(max_at_once)
@@ -49,6 +50,6 @@ async def in_order(runs: Sequence[Callable[[], AsyncGenerator[T]]], max_at_once:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A failed task has an exception, whose traceback has this frame: without the list that is no cycle, and what
-        # the windows hold is free at once.
+        # Without the list, the traceback of a failed task and this frame form no reference cycle, so the memory of the
+        # windows is freed at once.
         tasks.clear()

@@ -1,4 +1,4 @@
-"""Words of a transcription: when each is spoken."""
+"""Words of a transcription, with the times at which they are spoken."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from octavo.frontend.audio.segments import STEP_S
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages whose texts have no spaces between words: each character is one."""
+"""Languages written without spaces between words: each character counts as a word."""
 _OPENING, _CLOSING = frozenset({"Pi", "Ps"}), frozenset({"Pd", "Pe", "Pf", "Po"})
-"""Unicode's categories of punctuation before words and after them."""
+"""Unicode categories of punctuation that belongs to the word after it, and to the word before it."""
 _BEFORE_WORDS = frozenset("¿¡\"'-")
-"""Marks before words whose category does not say so; the straight ones stand after words too."""
+"""Marks before words whose Unicode category does not tell; the straight ones also occur after words."""
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""Stands for a part of a character, whose bytes are in several tokens."""
+"""Replaces an incomplete character, whose remaining bytes are in other tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word with its punctuation, in seconds of the whole sound."""
+    """A word with its punctuation, and its times in seconds from the start of the clip."""
 
     text: str
     start_s: float
@@ -29,14 +29,14 @@ class Word:
 
 @dataclass(slots=True)
 class _Piece:
-    """Tokens of a window that belong together."""
+    """Consecutive tokens of a window that belong together."""
 
     text: str
     first: int
-    """Place of the first token."""
+    """Index of the first token."""
     end: int
     is_after_mark: bool
-    """Whether a timestamp is between it and the piece before."""
+    """Whether a timestamp precedes the piece."""
 
 
 def words_of(
@@ -50,12 +50,12 @@ def words_of(
     """Yield the words of a window.
 
     Args:
-        window: where it begins and how long it is.
-        token_ids: that the model has drawn.
-        rows: for each of them but the end, the row of the sound at which the token after it begins.
+        window: supplies start and duration.
+        token_ids: drawn by the model.
+        rows: for each token except the end token, the row of the audio at which the next token begins.
         tokens: of the model.
         decode: returns the text of tokens.
-        language: code of what is spoken.
+        language: code of the spoken language.
     """
 
     def time_s(place: int) -> float:
@@ -71,7 +71,7 @@ def words_of(
 def _characters(
     token_ids: Sequence[int], tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[_Piece]:
-    """Yield the smallest pieces of text that have whole characters."""
+    """Yield the smallest pieces of text that consist of complete characters."""
     begun: list[int] = []
     first, is_after_mark = 0, False
     for place, token in enumerate([*token_ids, tokens.end]):
@@ -83,13 +83,14 @@ def _characters(
         first = first if begun else place
         begun.append(token)
         text = decode(begun)
-        if not text.endswith(_INCOMPLETE):  # one further in front stands for bytes that are no character
+        # a replacement character further in front stands for bytes that are not UTF-8
+        if not text.endswith(_INCOMPLETE):
             yield _Piece(text, first, place + 1, is_after_mark)
             begun, is_after_mark = [], False
 
 
 def _joined_at_spaces(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Yield words: a piece that begins with a space begins one."""
+    """Join pieces to words; a piece that begins with a space begins a word."""
     word: _Piece | None = None
     for piece in pieces:
         if word is None or piece.is_after_mark or piece.text[:1].isspace():
@@ -104,7 +105,7 @@ def _joined_at_spaces(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 
 
 def _with_punctuation(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """Return the pieces with letters or numbers: marks alone are parts of the word before them or after them."""
+    """Attach punctuation to the word before or after it, and return the words."""
     words: list[_Piece] = []
     opening: _Piece | None = None
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""`ImagePrompts`: an image is a prompt by itself, whose vector the encoder makes (CLIP)."""
+"""`ImagePrompts`: prompts that consist of one image, for models that compute one vector per image (CLIP)."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ _FORM = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True
 
 
 class ImagePrompts(MediaPrompts):
-    """Makes prompts of one image each; see `MediaPrompts`."""
+    """Makes prompts that consist of one image each; see `MediaPrompts`."""
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
-        """Return a conversation without its images, and these; raises as `MediaPrompts.take`."""
+        """Return a conversation without its images, and the images; raises as `MediaPrompts.take`."""
         return take_media(messages, dict.fromkeys(self._kinds_in(messages), ""))
 
     async def of_text(
@@ -26,11 +26,11 @@ class ImagePrompts(MediaPrompts):
         adds_special_tokens: bool,
         options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
-        """Return the prompt of an image.
+        """Return the prompt of one image.
 
         Raises:
-            InvalidRequestError: there is text or another image beside it, or it cannot be used.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the prompt also has text or a second image, or the image cannot be used.
+            OverloadedError: live requests already hold the maximum number of bytes.
         """
         if text.strip() or len(sources) != 1:
             beside = "text" if text.strip() else f"{len(sources) - 1} more images"
@@ -46,14 +46,14 @@ class ImagePrompts(MediaPrompts):
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
-        """Return the prompt of an image, which has no tokens beside it; raises as `of_text`."""
+        """Return the prompt of one image, which must have no tokens of its own; raises as `of_text`."""
         return await self.of_text("tokens" if token_ids else "", sources, adds_special_tokens=False, options=options)
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Return the texts of a conversation for a model that has no chat template: one after the other.
+    """Join the texts of a conversation into one text, for a model without a chat template.
 
     Raises:
-        InvalidRequestError: a message is malformed, or has something else.
+        InvalidRequestError: a message is malformed, or has content other than text.
     """
     return "".join([message.get("content") or "" for message in _FORM.convert(messages)])

@@ -1,6 +1,7 @@
-"""What runs in a process that decodes files of strangers: answers jobs within a limit of memory. Knows no kind of file.
+"""Main loop of a process that decodes untrusted files: runs jobs within a memory limit. Independent of the kind of
+file.
 
-The other end is `octavo.frontend.media.child_processes`.
+The parent's side is `octavo.frontend.media.child_processes`.
 """
 
 import resource
@@ -18,10 +19,10 @@ from octavo.protocol.lifecycle import die_with_parent
 
 
 class ChildSetup(Protocol):
-    """The first message."""
+    """The first message to a decoding process."""
 
     parent: int
-    """Process id."""
+    """Process id of the parent."""
 
 
 Setup = TypeVar("Setup", bound=ChildSetup)
@@ -29,14 +30,14 @@ Setup = TypeVar("Setup", bound=ChildSetup)
 
 @dataclass(frozen=True)
 class Decoder:
-    """What a process has loaded."""
+    """What a process has loaded to decode files."""
 
     answer: Callable[[Any], msgspec.Struct]
-    """Answers a job."""
+    """Runs a job and returns the reply."""
     num_bytes: int
-    """Memory that a job may take besides what is loaded."""
+    """Bytes that a job may allocate, in addition to what is loaded."""
     placeholder: str = ""
-    """See `Ready`."""
+    """Text of the placeholder; see `Ready`."""
     placeholder_id: int = -1
 
 
@@ -46,17 +47,17 @@ def serve(
     load: Callable[[Setup], Decoder],
     fault: Callable[[str], msgspec.Struct],
 ) -> None:
-    """Answer messages from standard input until it is closed.
+    """Reply to messages from standard input until it is closed.
 
     Args:
-        setup_type: of the first message.
-        job_type: of the others.
-        load: loads what the jobs need.
-        fault: makes the answer to a job that fails, from the reason.
+        setup_type: type of the first message.
+        job_type: type of all further messages.
+        load: loads what the jobs need, given the first message.
+        fault: makes the reply to a failed job from the reason.
     """
     warnings.simplefilter("ignore")
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # libraries may print
+    sys.stdout = sys.stderr  # libraries may print to stdout, which carries the replies
     setup = msgspec.msgpack.decode(_read(source), type=setup_type)
     die_with_parent(setup.parent)
     try:
@@ -83,7 +84,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _read(file: BinaryIO) -> bytes:
-    """Return the next message; b"": the other side has closed the pipe."""
+    """Return the next message. `b""` if the other side has closed the pipe."""
     head = file.read(LENGTH.size)
     return file.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 

@@ -1,4 +1,4 @@
-"""`ChildProcesses`: processes that decode files of strangers, which may be killed. Knows no kind of file."""
+"""`ChildProcesses`: processes that decode untrusted files and may be killed. Independent of the kind of file."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,21 @@ from octavo.protocol.env import child_environment
 from octavo.protocol.errors import ConfigError
 
 MAX_PROCESSES = 2
-"""More than one, so that a slow file does not hold up the others."""
+"""More than one process, so that a slow file does not hold up the others."""
 START_TIME_S = 120.0
-"""Time limit of importing `transformers`, on a busy machine."""
+"""Seconds that importing `transformers` may take on a busy machine."""
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class ChildProcesses:
-    """Up to `MAX_PROCESSES` of one kind. They start when they are needed. Belongs to one event loop.
+    """Up to `MAX_PROCESSES` processes of one kind, started on demand. Belongs to one event loop.
 
     Args:
-        module: what a process runs.
-        setup: the first message to it, which it answers with `Ready`.
-        timeout_s: seconds that an answer may take; the process is killed then.
-        hint: for the operator, if a process cannot load what it needs.
+        module: Python module that a process runs.
+        setup: the first message to a process, which replies with `Ready`.
+        timeout_s: seconds that a job may take; then the process is killed.
+        hint: tells the operator what to do if a process cannot load its libraries or files.
     """
 
     def __init__(self, module: str, setup: msgspec.Struct, timeout_s: float, hint: str) -> None:
@@ -37,10 +37,10 @@ class ChildProcesses:
         self._ready: Ready | None = None
 
     async def ready(self) -> Ready:
-        """Return what the processes say of themselves.
+        """Return what a process reports once it has loaded.
 
         Raises:
-            ConfigError: one cannot load what it needs.
+            ConfigError: the process cannot load what it needs.
         """
         if self._ready is None:
             async with self._gate:
@@ -49,10 +49,10 @@ class ChildProcesses:
         return self._ready
 
     async def ask(self, job: bytes, kind: type[Answer]) -> Answer:
-        """Return the answer of a process.
+        """Run a job in a process and return the reply.
 
         Raises:
-            MediaError: it takes too long, or the process dies.
+            MediaError: the job takes too long, or the process dies.
             ConfigError: a process cannot load what it needs.
         """
         async with self._gate:
@@ -71,12 +71,12 @@ class ChildProcesses:
         return answer
 
     async def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         while self._idle:
             await _kill(self._idle.pop())
 
     async def _take(self) -> asyncio.subprocess.Process:
-        """Return a process without work."""
+        """Return an idle process, starting one if necessary."""
         while self._idle:
             process = self._idle.pop()
             if process.returncode is None:
@@ -86,7 +86,7 @@ class ChildProcesses:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            # The threads of numpy's products would spin on cores that the engine computes with.
+            # Threads of numpy's matrix products would spin on cores that the engine computes on.
             env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
         )
         try:

@@ -1,4 +1,4 @@
-"""Videos of callers in the form that decoding processes take."""
+"""Converts the videos of callers to jobs for the decoding processes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from octavo.frontend.media.wire import VideoJob
 from octavo.protocol.config.media import ResolvedMedia
 
 MAX_CLIP_FRAMES = 4
-"""Pixels of all frames of an array, in frames of `--max-image-pixels`: they are copied to another process."""
+"""Limit of an array's pixels, in units of `--max-image-pixels`: the frames are copied to another process."""
 _EXPECTED = (
     "expected a URL, the bytes of a file, an array of uint8 with shape (frames, height, width, 3), or a list of "
     "pictures, alone or with a dict of its fps, frames_indices and total_num_frames"
@@ -18,7 +18,10 @@ _EXPECTED = (
 
 
 def is_one_video(value: Any) -> bool:
-    """Return whether a value of `multi_modal_data` is one video: a list has pictures, or several videos."""
+    """Return whether a value of `multi_modal_data` is one video, rather than a list of several.
+
+    A list is one video if it consists of pictures (its frames).
+    """
     if not isinstance(value, list | tuple):
         return True
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
@@ -27,16 +30,16 @@ def is_one_video(value: Any) -> bool:
 
 
 def video_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> VideoJob:
-    """Return what the process decodes.
+    """Return the job that decodes a video.
 
     Args:
-        value: the bytes of a file; an array of frames, height, width and RGB in bytes; a list of pictures; or a pair of
-            such frames and when they were shown, as in vLLM: `fps`, `frames_indices` and `total_num_frames`.
+        value: bytes of a file; an array of uint8, shape (frames, height, width, 3), in RGB; a list of pictures; or, as
+            in vLLM, a pair of such frames and a dict with `fps`, `frames_indices` and `total_num_frames`.
         processor_kwargs: of the request.
         media: limits.
 
     Raises:
-        MediaError: it is something else, or too large.
+        MediaError: the value is something else, or too large.
     """
     if isinstance(value, bytes):
         return VideoJob(value, None, 0.0, [], 0, dict(processor_kwargs))
@@ -64,10 +67,11 @@ def video_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMe
 
 
 def _timing(metadata: Mapping[str, Any], num_frames: int) -> tuple[float, list[int], int]:
-    """Return frames in a second (0: unknown), the places of frames in their video, and the frames of that.
+    """Return the frame rate of the original video (0: unknown), the indices of the given frames, and its number of
+    frames.
 
     Raises:
-        MediaError: they are not numbers that go together.
+        MediaError: the values are not consistent numbers.
     """
     fps, total = metadata.get("fps") or 0.0, metadata.get("total_num_frames") or num_frames
     indices = metadata.get("frames_indices")

@@ -1,8 +1,8 @@
-"""Reads the files of media that requests name: data, http, https and file URLs, within the server's limits.
+"""Reads the media files that requests name by data, http, https and file URLs, within the server's limits.
 
-A server must not fetch from its own network what a caller cannot reach. So names are resolved here, the address is
-checked, and the connection goes to exactly this address, again after every redirect. Proxies of the environment are
-not used, because they would choose the address.
+A server must not fetch resources of its own network that the caller could not reach. Therefore host names are resolved
+here, the address is checked, and the connection goes to exactly that address; the same holds for every redirect.
+Environment proxies are not used, because they would choose the address.
 """
 
 import base64
@@ -29,14 +29,16 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class MediaError(Exception):
-    """Why an item of media cannot be used. The message goes to the caller."""
+    """Why a media item cannot be used. The message is shown to the caller."""
 
 
 def read_url(url: str, media: ResolvedMedia) -> bytes:
-    """Return the file that a URL names. Blocks until: it is there, or `fetch_timeout_s` are over.
+    """Return the contents of the file that a URL names.
+
+    Blocks until: the file is complete, for at most `fetch_timeout_s` seconds.
 
     Raises:
-        MediaError: it is not allowed, not there, or too large.
+        MediaError: the URL is not allowed, or the file does not exist or is too large.
     """
     scheme = url[:8].partition(":")[0].lower()
     match scheme:
@@ -77,7 +79,7 @@ def _read_file(url: str, media: ResolvedMedia) -> bytes:
             raise FileNotFoundError
         with path.open("rb") as file:
             data = file.read(media.max_file_bytes + 1)
-    except (OSError, ValueError):  # also of a path with a null byte, too long, or not in UTF-8
+    except (OSError, ValueError):  # also raised for paths with a null byte, overlong paths, and paths not in UTF-8
         raise MediaError("there is no such file in the directory that this server may read") from None
     if len(data) > media.max_file_bytes:
         raise _too_large(media.max_file_bytes)
@@ -89,7 +91,7 @@ def _download(url: str, media: ResolvedMedia) -> bytes:
     try:
         for _ in range(MAX_REDIRECTS + 1):
             connection = _connect(_checked(url, media), media, deadline_s)
-            # A server may send its headers byte by byte, so that no single wait is long.
+            # A server may send its headers byte by byte, so that no single read times out.
             watchdog = threading.Timer(_left(deadline_s), _shut_down, [connection.sock])
             watchdog.start()
             try:
@@ -101,14 +103,14 @@ def _download(url: str, media: ResolvedMedia) -> bytes:
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # urljoin raises the last one
+    except (OSError, http.client.HTTPException, ValueError) as error:  # urljoin raises ValueError
         _left(deadline_s)
         raise MediaError(f"the download failed: {type(error).__name__}") from error
     raise MediaError(f"the URL redirects more than {MAX_REDIRECTS} times")
 
 
 def _checked(url: str, media: ResolvedMedia) -> SplitResult:
-    """Return the parts of a URL that may be fetched."""
+    """Return the parts of a URL, if it may be fetched."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -151,12 +153,12 @@ def _connect(parts: SplitResult, media: ResolvedMedia, deadline_s: float) -> htt
 
 
 def _shut_down(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the server was faster
+    with contextlib.suppress(OSError):  # the server has closed it already
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int) -> bytes | str:
-    """Return the body of the answer, or where it redirects to. A connection that is shut down ends the body."""
+    """Return the response body, or the target of a redirect. The body ends early if the connection is shut down."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request(
@@ -178,7 +180,9 @@ def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int) -> by
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one of the public internet, also if it is written inside of another one."""
+    """Return whether an address belongs to the public internet, including an IPv4 address embedded in an IPv6
+    address.
+    """
     address: Address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)

@@ -1,7 +1,7 @@
-"""Frames of video files, in a process that may be killed: which of them are read, and as pictures of Pillow.
+"""Reads frames of video files as PIL images, in a process that may be killed; also decides which frames are read.
 
-FFmpeg can open further files that a playlist or a container names. Here it may read neither these formats nor anything
-but the bytes it was given, and of its hundreds of decoders only those that videos of today have.
+FFmpeg can open further files that a playlist or container names. Here it may read neither such formats nor anything but
+the given bytes, and only with the decoders of common videos.
 """
 
 import errno
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,gif,ogg,flv"
-"""Names of FFmpeg's demuxers: MP4 and QuickTime, Matroska and WebM, and others that hold all of their data."""
+"""Names of allowed FFmpeg demuxers: MP4/QuickTime, Matroska/WebM, and others whose files are self-contained."""
 DECODERS = (
     *("h264", "hevc", "libdav1d", "vp9", "vp8", "mpeg4", "mpeg2video", "mpeg1video", "theora", "flv", "h263"),
     *("mjpeg", "gif", "png", "ffv1", "rawvideo", "prores", "dnxhd"),
     *("msmpeg4", "msmpeg4v2", "wmv1", "wmv2", "wmv3", "vc1"),
 )
-"""Names of FFmpeg's decoders."""
+"""Names of allowed FFmpeg decoders."""
 
 
 class ClipError(Exception):
-    """Why a video cannot be used; the message goes to the caller."""
+    """Why a video cannot be used. The message is shown to the caller."""
 
 
 class FewerFramesError(Exception):
-    """A file has fewer frames than packets: some change only what later ones are made of."""
+    """A file has fewer frames than packets: some packets only serve to decode later frames."""
 
     def __init__(self, num_frames: int) -> None:
         super().__init__(num_frames)
@@ -42,39 +42,39 @@ class Timing:
     """Which frames of a video are read, and when they are shown."""
 
     fps: float
-    """Frames of the whole video in a second."""
+    """Frames per second of the complete video."""
     num_frames: int
-    """Of the whole video."""
+    """Number of frames of the complete video."""
     indices: Sequence[int]
-    """Those that are read, in order."""
+    """Indices of the frames to read, in order."""
     duration_s: float | None = None
-    """Of the whole video; None: it is not known."""
+    """Duration of the complete video in seconds. `None` if unknown."""
 
     @property
     def read_fps(self) -> float:
-        """Frames that are read in a second."""
+        """Number of read frames per second of the video."""
         return len(self.indices) / self.num_frames * self.fps
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a file."""
+    """Limits of a video file."""
 
     max_pixels: int
-    """Of a frame."""
+    """Maximum number of pixels of a frame."""
     max_seconds: float
     max_frames: int
-    """That are read."""
+    """Maximum number of frames that are read."""
 
 
 def choose_frames(num_frames: int, fps: float, most: int, wanted_fps: float) -> Timing:
-    """Return frames at equal distances, the first and the last among them.
+    """Choose frames at equal distances, including the first and the last one.
 
     Args:
-        num_frames: of the whole video.
-        fps: of the whole video.
-        most: frames that are read; -1: all.
-        wanted_fps: frames that are read in a second, at most `most`; 0 or less: as many as `most`.
+        num_frames: of the complete video.
+        fps: of the complete video.
+        most: maximum number of frames to read; -1: all.
+        wanted_fps: frames to read per second of video, up to `most` in total; 0 or less: as many as `most`.
     """
     count = num_frames if most < 0 else min(most, num_frames)
     if wanted_fps > 0:
@@ -88,11 +88,11 @@ class ClipFile:
     """A video file.
 
     Args:
-        data: of the file.
-        limits: of it.
+        data: contents of the file.
+        limits: that the file must respect.
 
     Raises:
-        ClipError: it is no video, or exceeds a limit.
+        ClipError: the file is not a video, or exceeds a limit.
     """
 
     def __init__(self, data: bytes, limits: Limits) -> None:
@@ -106,7 +106,7 @@ class ClipFile:
             self._check_size(self.width, self.height)
             self.num_frames = 0
             with _errors_as("it is damaged"):
-                for packet in container.demux(stream):  # headers may not tell the truth
+                for packet in container.demux(stream):  # headers may be wrong
                     self.num_frames += packet.size > 0 and not packet.is_discard
                     if self.num_frames / self.fps > limits.max_seconds:
                         raise ClipError(f"it is longer than {limits.max_seconds:g} seconds (--max-video-seconds)")
@@ -114,10 +114,10 @@ class ClipFile:
             raise ClipError("it has no frames")
 
     def check(self, timing: Timing) -> None:
-        """Check which frames are read.
+        """Check the number of frames to read.
 
         Raises:
-            ClipError: they are too many.
+            ClipError: there are too many.
         """
         if (count := len(timing.indices)) > self._limits.max_frames:
             raise ClipError(
@@ -126,10 +126,10 @@ class ClipFile:
             )
 
     def pictures(self, timing: Timing) -> "Iterator[Image]":
-        """Yield the chosen frames in RGB, turned as they are shown.
+        """Yield the chosen frames in RGB, rotated as the file says.
 
         Raises:
-            FewerFramesError: the file has fewer frames than `timing`.
+            FewerFramesError: the file has fewer frames than `timing` says.
             ClipError: a frame is damaged or too large.
         """
         wanted, num_decoded = list(timing.indices), 0
@@ -154,7 +154,7 @@ class ClipFile:
             "format_whitelist": FORMATS,
             "protocol_whitelist": "none",
             "codec_whitelist": ",".join(DECODERS),
-            **self._codec_options(),  # FFmpeg decodes frames to find out what they are
+            **self._codec_options(),  # FFmpeg decodes frames already to detect their format
         }
         with _errors_as("it is not a video in a format such as MP4, WebM, AVI, MPEG or GIF"):
             try:
@@ -165,10 +165,10 @@ class ClipFile:
                 raise ClipError(f"its header is damaged: {error}") from None
 
     def _stream_of(self, container: Any) -> Any:
-        """Return the first stream of pictures that is no cover of a sound.
+        """Return the first video stream that is not cover art.
 
         Raises:
-            ClipError: there is none, or no decoder.
+            ClipError: there is none, or its decoder is not allowed.
         """
         from av.stream import Disposition
 
@@ -180,11 +180,11 @@ class ClipFile:
             name = "an unknown codec" if context is None else context.codec.name
             raise ClipError(f"its pictures are in {name}; use H.264, H.265, AV1, VP9, VP8 or MPEG-4")
         context.thread_count = 1  # the engine computes on the other cores
-        context.options = self._codec_options()  # frames may grow in the middle of a file
+        context.options = self._codec_options()  # the size of frames may grow within a file
         return found[0]
 
     def _codec_options(self) -> dict[str, str]:
-        # Before there is memory for a frame. Decoders pad frames, and make small ones for themselves.
+        # Check before memory for a frame is allocated. Decoders pad frames, and allocate small ones for their own use.
         return {"max_pixels": str(2 * max(self._limits.max_pixels, 2**15))}
 
     def _check_size(self, width: int, height: int) -> None:
@@ -197,7 +197,7 @@ class ClipFile:
 
 @contextmanager
 def _errors_as(message: str) -> Iterator[None]:
-    """Raise `ClipError` with a message for errors of FFmpeg, but `MemoryError` where it has no memory."""
+    """Convert FFmpeg's errors to a `ClipError` with the given message; out-of-memory errors become `MemoryError`."""
     import av
 
     try:

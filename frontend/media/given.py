@@ -1,4 +1,4 @@
-"""Items of a request whose rows the caller has computed: `image_embeds` and `audio_embeds`."""
+"""Items of a request whose embedding rows the caller has computed: `image_embeds` and `audio_embeds`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from octavo.protocol.media import NUM_AXES
 
 GRID = "image_grid_thw"
 KEYS = {"image": "image_embeds", "audio": "audio_embeds"}
-"""Of parts, and of objects in `multi_modal_data`."""
+"""Key of the rows in message parts, and in objects of `multi_modal_data`."""
 _MAX_NUMBERS = 2**16
-"""Of all grids of a value; also the largest number."""
+"""Maximum number of values in all grids of an item; also the largest allowed value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,22 +21,23 @@ class GivenRows:
     """An item as the caller has sent it."""
 
     rows: Any
-    """A tensor (rows, hidden size) or (1, rows, hidden size), base64 of a file with one, or None: its uuid is known."""
+    """A tensor of shape (rows, hidden size) or (1, rows, hidden size), or base64 of a file with one. `None`: its uuid
+    is known."""
     grid: Any = None
-    """A tensor or list of frames, rows and columns of patches, or base64 of a file with a tensor; None: there is none.
-    """
+    """Size (frames, height, width) in patches, as a list, a tensor or base64 of a file with one. `None`: there is
+    no grid."""
 
 
 def given_part(value: Any, key: str, path: str) -> GivenRows:
-    """Return the item of a part, such as {"type": "image_embeds", "image_embeds": base64}.
+    """Return the item of a message part such as {"type": "image_embeds", "image_embeds": base64}.
 
     Args:
-        value: of the part's key.
+        value: value of the part's key.
         key: that key.
-        path: where the request has the part.
+        path: path of the part in the request, for errors.
 
     Raises:
-        InvalidRequestError: an object has other keys than the rows and their grid.
+        InvalidRequestError: an object has keys other than the rows and their grid.
     """
     if not isinstance(value, Mapping):
         return GivenRows(value)
@@ -48,18 +49,19 @@ def given_part(value: Any, key: str, path: str) -> GivenRows:
 
 
 def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[Any]:
-    """Return the items of a value of `multi_modal_data`: those that are tensors or objects with rows as `GivenRows`.
+    """Return the items of a value of `multi_modal_data`; tensors, and objects with rows, become `GivenRows`.
 
-    A tensor (items, rows, hidden size) has several items, and so has one (rows, hidden size) with several grids.
+    A tensor of shape (items, rows, hidden size) holds several items. So does a tensor of shape (rows, hidden size) with
+    several grids.
 
     Args:
         value: one item, or several.
         kind: of the items.
-        path: where the request has them.
-        is_one: whether it is one, unless it is a tensor.
+        path: path of the items in the request, for errors.
+        is_one: whether a value that is not a tensor is one item.
 
     Raises:
-        InvalidRequestError: the rows do not divide among the grids, or an object has other keys.
+        InvalidRequestError: the rows cannot be divided among the grids, or an object has unknown keys.
     """
     if kind not in KEYS:
         return [value] if is_one else value
@@ -73,14 +75,14 @@ def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[A
 
 
 def _has_rows(value: Any) -> bool:
-    """Return whether a value has rows: a tensor that is no line of samples, or an object with one. Imports no torch."""
+    """Return whether a value has rows: a tensor that is not audio samples, or an object with such a tensor."""
     if isinstance(value, Mapping):
         return not value.keys().isdisjoint(KEYS.values())
     return hasattr(value, "layout") and hasattr(value, "detach") and value.ndim > 1
 
 
 def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
-    """Return the items that one tensor has."""
+    """Return the items that one tensor holds."""
     given = given_part(value, KEYS[kind], path)
     rows = given.rows
     num_axes = rows.ndim if hasattr(rows, "layout") and is_dense(rows) else 0
@@ -104,10 +106,10 @@ def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
 
 
 def whole_numbers(grid: Any) -> list[int]:
-    """Return the numbers of grids in a row.
+    """Return the numbers of grids as a flat list.
 
     Raises:
-        InvalidRequestError: it is neither a list nor a dense tensor, or has other numbers, or too many.
+        InvalidRequestError: the value is neither a list nor a dense tensor, has other numbers, or too many.
     """
     is_array = hasattr(grid, "tolist") and (not hasattr(grid, "layout") or is_dense(grid))
     listed = grid.flatten().tolist() if is_array and math.prod(grid.shape) <= _MAX_NUMBERS else grid

@@ -1,7 +1,7 @@
-"""`GivenMedia`: makes results of rows that callers have computed, so that no encoder reads the items.
+"""`GivenMedia`: makes results from rows that callers have computed, so that no encoder runs.
 
-What stands around the rows in a prompt is learned from an item without content that the model's processor is given:
-its run of placeholders gets as many as there are rows.
+The tokens around the rows are learned from the model's processor, which is given an empty item. The run of placeholders
+in its output is then extended or shortened to the number of rows.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import GIVEN, NUM_AXES, Kind, MediaTensor, digest_of
 
 _MAX_GRID_CHARS = 2**15
-"""Of base64: a tensor of a few numbers in a file."""
+"""Limit of base64 characters: a file that holds a tensor of a few numbers."""
 
 
 class GivenMedia:
-    """Makes results of rows that callers have computed, as processes make them of files.
+    """Makes results from rows that callers have computed, in the form in which processes make them from files.
 
     Args:
         config: of the engine.
-        processor: knows the text that stands for an item in a prompt, and what is made of one without content.
+        processor: provides the placeholder's text and the result of an empty item.
     """
 
     def __init__(self, config: ResolvedConfig, processor: MediaProcessor) -> None:
@@ -40,7 +40,7 @@ class GivenMedia:
         """Return the result of an item.
 
         Raises:
-            MediaError: the engine takes no rows, or these are not rows of this model.
+            MediaError: the engine accepts no embeddings, or the rows do not fit this model.
         """
         if not self._media.takes_embeds:
             raise MediaError("this engine takes no embeddings of media: start it with --enable-mm-embeds")
@@ -62,7 +62,7 @@ class GivenMedia:
         )
 
     def _read(self, kind: Kind, given: GivenRows, *, needs_grid: bool) -> tuple[MediaTensor, int, list[int]]:
-        """Return the rows in the type of the model, their number, and their grid."""
+        """Return the rows in the model's dtype, their number, and their grid."""
         most = self._media.max_item_tokens
         form = RowsForm(KEYS[kind], self._width, most, "--encoder-cache-tokens")
         rows = form.checked(form.decode(given.rows) if isinstance(given.rows, str) else given.rows)
@@ -73,7 +73,7 @@ class GivenMedia:
         return MediaTensor(self._dtype, [len(rows), self._width], Buffer(data)), len(rows), grid
 
     def _grid(self, given: Any, num_rows: int, *, is_needed: bool) -> list[int]:
-        """Return frames, rows and columns of the rows; []: they are a line."""
+        """Return the grid of the rows as (frames, rows, columns). `[]` if the rows have no grid."""
         if given is None or not is_needed:
             if is_needed or given is not None:
                 raise InvalidRequestError(
@@ -99,15 +99,15 @@ class GivenMedia:
 
 
 def _short(numbers: list[int]) -> str:
-    """Return numbers of a grid for a message."""
+    """Return the numbers of a grid for an error message."""
     return str(numbers) if len(numbers) <= NUM_AXES else f"a tensor of {len(numbers)} numbers"
 
 
 def _around(probe: Result, placeholder: str, row_id: int, num_rows: int, architecture: str) -> tuple[str, list[int]]:
-    """Return the text and the tokens of an item with so many rows, each of which is the token `row_id`.
+    """Return the text and the tokens of an item with `num_rows` rows; each row is the token `row_id`.
 
     Raises:
-        MediaError: rows of this model are not one run in its prompts, or their number is always the same.
+        MediaError: this model's rows are not contiguous in its prompts, or their number is fixed.
     """
     first = probe.token_ids.index(row_id)
     end = first + probe.num_rows

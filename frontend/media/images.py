@@ -1,4 +1,4 @@
-"""Images of callers in the form that decoding processes take."""
+"""Converts the images of callers to jobs for the decoding processes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,25 +10,25 @@ from octavo.protocol.config.media import ResolvedMedia
 
 
 def image_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> Job:
-    """Return what the process decodes.
+    """Return the job that decodes an image.
 
     Args:
-        value: the bytes of a file, a picture of Pillow, or an array of height, width and RGB in bytes.
+        value: bytes of a file, a PIL image, or an array of uint8, shape (height, width, 3), in RGB.
         processor_kwargs: of the request.
         media: limits.
 
     Raises:
-        MediaError: it is something else, or too large.
+        MediaError: the value is something else, or too large.
     """
     data, size = (value, None) if isinstance(value, bytes) else pixels_of(value, media.max_image_pixels)
     return Job(data, size, dict(processor_kwargs))
 
 
 def pixels_of(value: Any, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the pixels and the size of a picture of Pillow, or of an array of height, width and RGB in bytes.
+    """Return the RGB bytes and the size (width, height) of a PIL image or an array of shape (height, width, 3).
 
     Raises:
-        MediaError: it is something else, or too large.
+        MediaError: the value is something else, or too large.
     """
     if hasattr(value, "convert") and hasattr(value, "getbands"):
         width, height = value.size

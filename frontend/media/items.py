@@ -1,4 +1,6 @@
-"""`media_items`: what a processor has made of an item of a prompt, as the `MediaItem`s that the engine encodes."""
+"""`media_items`: divides the processor's result for an item of a prompt into the `MediaItem`s that the engine
+encodes.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,19 +11,19 @@ from octavo.protocol.media import DIGEST_BYTES, Kind, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
 
 MAX_SHARED_ROWS = 512
-"""Of small parts that are encoded together: a message has room for few tensors."""
+"""Maximum number of rows of small parts that are encoded together. Fewer items need fewer buffers per message."""
 
 
 def media_items(
     result: Result, places: Sequence[int], kind: Kind, *, max_shared_rows: int, is_both_ways: bool
 ) -> list[MediaItem]:
-    """Return the items of a result: one, or some of its parts each.
+    """Return the `MediaItem`s of a result; each holds one or several of its parts.
 
     Args:
-        result: of an image, a video or a sound.
-        places: positions of the prompt that have its rows, in order.
+        result: of an image, a video or an audio clip.
+        places: positions of the prompt that hold the result's rows, in order.
         kind: of media.
-        max_shared_rows: rows of several parts that are one item, at most.
+        max_shared_rows: maximum number of rows of several parts in one item.
         is_both_ways: see `MediaItem`.
     """
     part_rows = result.part_rows or [result.num_rows]
@@ -43,7 +45,7 @@ def media_items(
 
 
 def _groups(part_rows: Sequence[int], max_shared_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the first part of each item, and the first one behind it."""
+    """Yield the index of the first part of each item, and the index after its last part."""
     first, num_rows = 0, 0
     for part, own in enumerate(part_rows):
         if part > first and num_rows + own > max_shared_rows:
@@ -54,7 +56,7 @@ def _groups(part_rows: Sequence[int], max_shared_rows: int) -> Iterator[tuple[in
 
 
 def _share(sizes: Sequence[int], num_parts: int, count: int) -> list[int]:
-    """Return the shape of some of the equal parts into which the first axis is divided."""
+    """Return the shape of `count` of the `num_parts` equal parts into which the first axis is divided."""
     return [sizes[0] // num_parts * count, *sizes[1:]] if sizes else []
 
 
@@ -73,7 +75,7 @@ def _digest_of_parts(digest: bytes, first: int, last: int) -> bytes:
 
 
 def _spans(places: Sequence[int]) -> list[Span]:
-    """Return consecutive positions as spans."""
+    """Return positions as spans of consecutive positions."""
     spans: list[Span] = []
     for place in places:
         if spans and sum(spans[-1]) == place:

@@ -1,4 +1,4 @@
-"""Kinds of media that become rows of a prompt: what differs between images, videos and sounds."""
+"""The kinds of media that become rows of a prompt, and what differs between images, videos and audio clips."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -26,26 +26,24 @@ class MediaKind:
     """How one kind of media is decoded and processed."""
 
     module: str
-    """What the processes run."""
+    """Python module that the processes run."""
     hint: str
-    """For the operator, if they cannot load what they need."""
+    """Tells the operator what to do if the processes cannot load what they need."""
     setup: Callable[[ResolvedConfig], msgspec.Struct]
-    """Returns their first message."""
+    """Returns the first message to a process."""
     job: Callable[[Any, Mapping[str, Any], ResolvedMedia], msgspec.Struct]
-    """Returns the message about an item: its value, further arguments of the processor, and limits. May take long.
+    """Returns the job of an item, given its value, further arguments of the processor, and limits. May take long.
 
     Raises:
-        MediaError: it is no such item.
-    """
+        MediaError: the value is not an item of this kind."""
     is_one: Callable[[Any], bool] = lambda value: not isinstance(value, list | tuple)
-    """Whether a value of `multi_modal_data` is one item, not several."""
+    """Returns whether a value of `multi_modal_data` is one item, rather than several."""
     empty: Callable[[], msgspec.Struct] | None = None
-    """Returns the message about an item without content, for which no limit holds; None: callers cannot give the rows
-    of this kind."""
+    """Returns the job of an empty item, which is exempt from limits. `None`: callers cannot send rows of this kind."""
 
 
 def token_id_of(facts: MediaFacts, kind: Kind) -> int:
-    """Return the placeholder of the rows of a kind of media, which are rows of prompts."""
+    """Return the token id of the placeholder of a row of this kind."""
     token_id = facts.token_ids[kind]
     assert token_id is not None, "rows of prompts"
     return token_id
@@ -80,7 +78,9 @@ def _of_sounds(config: ResolvedConfig) -> SoundSetup:
 
 
 def _most_rows(media: ResolvedMedia) -> int:
-    """Return the most rows of a sound of any length, all of which one step encodes, while others wait."""
+    """Return the maximum number of rows of an audio clip. One step encodes the complete clip while other requests
+    wait.
+    """
     return min(media.max_item_tokens, max(media.max_num_encoder_tokens, DEFAULT_ITEM_TOKENS))
 
 

@@ -1,4 +1,4 @@
-"""`LiveMedia`: the memory that the media of live requests take in a frontend."""
+"""`LiveMedia`: counts the bytes that the media of live requests take in a frontend."""
 
 import weakref
 from collections.abc import Sequence
@@ -10,34 +10,35 @@ from octavo.protocol.errors import InvalidRequestError, OverloadedError
 from octavo.protocol.media import MediaItem
 
 MAX_PROMPT_BUFFERS = MAX_BUFFERS - 16
-"""A message has room for some other buffers."""
+"""Maximum number of buffers of a prompt; the rest of a message has room for some more."""
 
 
 class LiveBuffer(Buffer):
-    """The data of a live request: its end can be noticed."""
+    """A buffer of a live request whose garbage collection can be observed."""
 
     __slots__ = ("__weakref__",)
 
 
 class LiveMedia:
-    """Counts bytes until the last reference to them is gone: that of the live request.
+    """Counts the bytes of buffers until the last reference to each, held by its live request, is gone.
 
     Args:
-        max_bytes: of all live requests.
+        max_bytes: limit of all live requests together.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
 
     def hold_prompt(self, items: Sequence[MediaItem], field: str) -> None:
-        """Count the items of one prompt: see `hold`.
+        """Count the items of one prompt; see `hold`.
 
         Raises:
-            InvalidRequestError: they are more than a message may have, or than live requests may hold.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the items exceed the limit of a message, or of all live requests.
+            OverloadedError: live requests already hold too many bytes.
         """
         self.check_prompt(sum([item.num_bytes for item in items]), field)
-        # Small tensors share the body of the message, which gets no larger than as many buffers of the smallest size.
+        # Small tensors share the body of the message, which is never larger than the same number of minimum-size
+        # buffers.
         tensors = chain.from_iterable([item.tensors.values() for item in items])
         shares = sum([min(len(tensor.data), MIN_BUFFER_BYTES) for tensor in tensors])
         if (count := -(-shares // MIN_BUFFER_BYTES)) > MAX_PROMPT_BUFFERS:
@@ -50,10 +51,10 @@ class LiveMedia:
         self.hold(items, field)
 
     def check_prompt(self, num_bytes: int, field: str) -> None:
-        """Check the bytes of the items of one prompt; may be called before all of them are processed.
+        """Check the number of bytes of one prompt's items; may be called before all of them are processed.
 
         Raises:
-            InvalidRequestError: they are more than a message may have, or than live requests may hold.
+            InvalidRequestError: the bytes exceed the limit of a message, or of all live requests.
         """
         if num_bytes > MAX_BUFFERS_BYTES:
             raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
@@ -65,15 +66,15 @@ class LiveMedia:
             )
 
     def hold(self, items: Sequence[MediaItem], field: str) -> None:
-        """Count items, whose data are `LiveBuffer`s.
+        """Count items whose data are `LiveBuffer`s.
 
         Args:
             items: of one request.
             field: of the request, for errors.
 
         Raises:
-            InvalidRequestError: they are more than live requests may hold.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the items exceed the limit of all live requests.
+            OverloadedError: live requests already hold too many bytes.
         """
         num_bytes = sum([item.num_bytes for item in items])
         if num_bytes > self._max_bytes:

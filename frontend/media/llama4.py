@@ -1,4 +1,6 @@
-"""Images of Llama 4, whose processor in `transformers` needs torchvision: tiles, and then the whole image as one."""
+"""Images of Llama 4, whose processor in `transformers` needs torchvision: tiles, followed by the complete image as
+a tile.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "Llama4ForConditionalGeneration"
 _BILINEAR = 2
-"""As files name it."""
+"""Code of the bilinear filter in processor files."""
 _PLACEHOLDER, _START, _END, _ROW = "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"
 _BETWEEN_COLUMNS, _AFTER_LINE = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
@@ -25,7 +27,7 @@ class Llama4Images(TileImages):
     """See `TileImages`."""
 
     def __init__(self, setup: Setup) -> None:
-        """See `TileImages`; the settings of the text must fit those of the tiles."""
+        """See `TileImages`. The settings of the text must agree with those of the tiles."""
         super().__init__(setup, Llama4Tiles)
         from transformers import ProcessorMixin
 
@@ -46,10 +48,10 @@ class Llama4Images(TileImages):
 
 
 def rows_per_tile(side: int, settings: Mapping[str, Any]) -> int:
-    """Return the rows of the prompt of a tile, given the settings of the processor.
+    """Return the number of prompt rows of a tile, given the settings of the processor.
 
     Raises:
-        ValueError: a tile has no whole number of them.
+        ValueError: the number is not an integer.
     """
     patch_size, ratio = int(settings.get("patch_size", 14)), float(settings.get("pixel_shuffle_ratio", 0.5))
     num_merged = round(1.0 / ratio**2)
@@ -61,7 +63,7 @@ def rows_per_tile(side: int, settings: Mapping[str, Any]) -> int:
 
 
 def text_of(grid: tuple[int, int], num_rows: int) -> str:
-    """Return what stands in a prompt for an image of `grid` lines and columns of tiles."""
+    """Return the prompt text of an image with a grid of (lines, columns) of tiles."""
     lines, columns = grid
     tile = _ROW * num_rows
     line = _BETWEEN_COLUMNS.join([tile] * columns) + _AFTER_LINE
@@ -73,7 +75,7 @@ class Llama4Tiles(TileProcessor):
     """See `TileProcessor`.
 
     Args:
-        fills_canvas: pictures are enlarged to fill their tiles.
+        fills_canvas: enlarge pictures to fill their tiles.
     """
 
     default_side, default_tiles, tiles_key = 336, 16, "max_patches"
@@ -95,9 +97,9 @@ class Llama4Tiles(TileProcessor):
         return {} if fills_canvas is None else {"fills_canvas": fills_canvas}
 
     def __call__(self, picture: "Image.Image") -> tuple[Floats, tuple[int, int]]:
-        """Return the tiles of a picture in RGB, shape NCHW, and their lines and columns.
+        """Return the tiles of an RGB picture, shape NCHW, and their grid (lines, columns).
 
-        If there are several, the last one is the whole picture besides.
+        If there are several tiles, the complete picture follows as the last one.
         """
         lines, columns = grid = self._grid(picture.width, picture.height)
         height, width = self._inner_size(picture.width, picture.height, grid)
@@ -111,10 +113,10 @@ class Llama4Tiles(TileProcessor):
         return np.ascontiguousarray(tiles), grid
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the lines and columns of tiles that fit best.
+        """Return the best grid (lines, columns) of tiles.
 
-        The picture is enlarged as little as possible, or else made smaller as little as possible; of canvases that
-        are equal in this the smallest one is taken. Scales are compared in float32, as `transformers` does.
+        The best grid enlarges the picture least, or else shrinks it least; ties are resolved in favor of the smallest
+        canvas. Scales are compared in float32, as `transformers` does.
         """
         grids = _grids(self.max_tiles)
         sizes = np.array(grids, dtype=np.int64) * self.side
@@ -125,7 +127,7 @@ class Llama4Tiles(TileProcessor):
         return grids[int(places[np.argmin(sizes[places].prod(axis=1))])]
 
     def _inner_size(self, width: int, height: int, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width of the picture within its tiles, with the same shape."""
+        """Return the height and width of the picture within its tiles, with its aspect ratio."""
         most_height, most_width = (
             self._limit(length, number * self.side) for length, number in zip((height, width), grid, strict=True)
         )
@@ -137,7 +139,7 @@ class Llama4Tiles(TileProcessor):
         return max(height, 1), max(width, 1)
 
     def _limit(self, length: int, most: int) -> int | np.float32:
-        """Return the most pixels of a side of the picture. The sides of canvases are float32 in `transformers`."""
+        """Return the maximum length of a side, in pixels. The sides of canvases are float32 in `transformers`."""
         wanted = most if self.fills_canvas else max(length, self.side)
         return np.float32(most) if self.fills_canvas or most < wanted else wanted
 
@@ -147,9 +149,9 @@ class Llama4Tiles(TileProcessor):
         return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
 
     def _normalized(self, pixels: npt.NDArray[np.uint8]) -> Floats:
-        """Return numbers of the model, shape CHW, of pixels of shape HWC.
+        """Return normalized pixels, shape CHW, of pixels of shape HWC.
 
-        They are rounded to bfloat16 after each operation, as the model was trained.
+        The numbers are rounded to bfloat16 after each operation, as in the training of the model.
         """
         levels = _rounded(np.arange(256, dtype=np.float32) * np.float32(self.scale))
         channels = []
@@ -160,7 +162,9 @@ class Llama4Tiles(TileProcessor):
 
 
 def _grids(max_tiles: int) -> list[tuple[int, int]]:
-    """Return the lines and columns of all canvases of at most so many tiles; equal shapes are next to each other."""
+    """Return the grids (lines, columns) of all canvases of up to `max_tiles` tiles; equal aspect ratios are
+    adjacent.
+    """
     by_shape: dict[float, list[tuple[int, int]]] = {}
     for number in range(max_tiles, 0, -1):
         for lines in (one for one in range(1, number + 1) if number % one == 0):
@@ -169,7 +173,7 @@ def _grids(max_tiles: int) -> list[tuple[int, int]]:
 
 
 def _rounded(numbers: Any) -> Any:
-    """Return numbers rounded to bfloat16, as float32."""
+    """Round numbers to bfloat16, and return them as float32."""
     bits = np.asarray(numbers, dtype=np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -1,4 +1,4 @@
-"""Takes the media out of a conversation: what the template sees is a mark where each of them was."""
+"""Extracts the media of a conversation; the chat template sees a placeholder in place of each item."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ _PARTS: dict[str, tuple[Kind, str]] = {
     "image_embeds": ("image", GIVEN_KEYS["image"]),
     "audio_embeds": ("audio", GIVEN_KEYS["audio"]),
 }
-"""Types of parts that are media: their kind, and the key that has the item: a URL, an object with one, or data."""
+"""Message part types that hold media: their kind, and the key of the item (a URL, an object with a URL, or data)."""
 _EXAMPLES: dict[Kind, str] = {
     "image": "data:image/png;base64,...",
     "video": "data:video/mp4;base64,...",
@@ -35,29 +35,29 @@ _EXAMPLES: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaSource:
-    """An image, a video or a sound of a request."""
+    """An image, a video or an audio clip of a request."""
 
     kind: Kind
     value: Any
-    """A URL, the bytes of a file, or what `MediaKind.job` takes besides."""
+    """A URL, the bytes of a file, or another value that `MediaKind.job` accepts."""
     path: str
-    """Where the request has it, for errors."""
+    """Path of the item in the request, for errors."""
     uuid: str | None = None
-    """The caller's name for it. Items of equal names count as equal, so a known one needs no `value`."""
+    """The caller's name for the item. Items with the same uuid count as equal, so a known item needs no `value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """What a request says about all of its media."""
+    """Settings of a request for all of its media."""
 
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the model's processor (`mm_processor_kwargs`)."""
     cache_salt: str | None = None
-    """Of the request: uuids of another salt are other ones."""
+    """Salt of the request. Items with the same uuid but another salt are different."""
 
 
 def media_parts(messages: Sequence[Message]) -> Iterator[tuple[Kind, str]]:
-    """Yield the kind and the path of each part of a conversation that is an item of media."""
+    """Yield the kind and the path of each media part of a conversation."""
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         for index, part in enumerate(content if isinstance(content, list | tuple) else ()):
@@ -68,11 +68,11 @@ def media_parts(messages: Sequence[Message]) -> Iterator[tuple[Kind, str]]:
 def take_media(
     messages: Sequence[Message], placeholders: Mapping[Kind, str]
 ) -> tuple[list[Message], list[MediaSource]]:
-    """Return the messages with marks in place of media, and the media in order.
+    """Return the messages with placeholders in place of media, and the media in order.
 
     Args:
-        messages: of the caller; not changed. They have no other kinds than those of `placeholders`.
-        placeholders: the texts that stand for an item of each kind where a template takes strings.
+        messages: of the caller; not changed. They contain only kinds that `placeholders` has.
+        placeholders: text that stands for an item of each kind, for templates that take strings.
 
     Raises:
         InvalidRequestError: an item has no URL.
@@ -100,7 +100,7 @@ def take_media(
 
 
 def _kind_and_key(part: Any) -> tuple[Kind, str] | None:
-    """Return the kind of a part and the key under which it has its item; None: it is no media."""
+    """Return the kind of a part and the key of its item. `None` if the part is not media."""
     name = part.get("type") if isinstance(part, Mapping) else None
     return _PARTS.get(name) if isinstance(name, str) else None
 
@@ -129,7 +129,9 @@ def _value_of(part: Mapping[str, Any], kind: Kind, key: str, path: str, *, is_op
 
 
 def _data_url(value: Any, field: str, path: str) -> str:
-    """Return the URL of a sound in OpenAI's form: base64, and a format, which the file says too."""
+    """Return the data URL of an audio clip in OpenAI's form: base64, and a format, which is not needed to decode
+    the file.
+    """
     data = value.get("data") if isinstance(value, Mapping) else None
     if not isinstance(data, str) or not data:
         raise InvalidRequestError(f'{field} must be {{"data": the base64 of a file, "format": "wav"}}', path)

@@ -1,4 +1,4 @@
-"""Images of Phi-4-multimodal, whose processor in `transformers` needs torchvision: an overview, and tiles."""
+"""Images of Phi-4-multimodal, whose processor in `transformers` needs torchvision: an overview, then tiles."""
 
 import math
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "Phi4MultimodalForCausalLM"
 _LEAST_PIXELS = 10
-"""Of each side of the picture within its tiles."""
+"""Minimum length in pixels of each side of the picture within its tiles."""
 _BICUBIC = 3
-"""As files name it: how the overview is made."""
+"""Code of the bicubic filter in processor files; used for the overview."""
 _CUBIC = -0.75
-"""The parameter of the bicubic kernel."""
+"""Parameter of the bicubic kernel."""
 
 
 class Phi4Images(TileImages):
@@ -38,7 +38,7 @@ class Phi4Images(TileImages):
 
 
 def with_placeholders(tensors: Mapping[str, Any], placeholder: str, token_id: int, num_rows: int) -> dict[str, Any]:
-    """Return the tensors of an item with the placeholders of its rows, as processors of `transformers` return them."""
+    """Return the tensors of an item and the placeholders of its rows, in the form of a processor of `transformers`."""
     return {
         **tensors,
         "input_ids": np.full((1, num_rows), token_id),
@@ -51,7 +51,7 @@ class Phi4Tiles(TileProcessor):
     """See `TileProcessor`.
 
     Args:
-        patch_size: pixels of a patch on each side.
+        patch_size: side of a patch in pixels.
     """
 
     default_side, default_tiles, tiles_key = 448, 36, "dynamic_hd"
@@ -70,10 +70,10 @@ class Phi4Tiles(TileProcessor):
         return {"patch_size": patch_size}
 
     def __call__(self, picture: "Image.Image") -> dict[str, Any]:
-        """Return the tensors of a picture in RGB, with the overview as the first tile.
+        """Return the tensors of an RGB picture, with the overview as the first tile.
 
         Raises:
-            ValueError: it is too long and too thin.
+            ValueError: the picture is too long and thin.
         """
         whole, margins = self._whole(picture)
         rows, columns = (pixels // self.side for pixels in whole.shape[1:])
@@ -91,7 +91,7 @@ class Phi4Tiles(TileProcessor):
         }
 
     def _whole(self, picture: "Image.Image") -> tuple[Floats, tuple[int, int]]:
-        """Return the pixels of all tiles together, and the margins below and on the right, in pixels."""
+        """Return the pixels of all tiles as one image, and its bottom and right margins in pixels."""
         from PIL import Image
 
         width, height = picture.size
@@ -111,7 +111,9 @@ class Phi4Tiles(TileProcessor):
         return np.ascontiguousarray(whole.transpose(2, 0, 1)), (whole_height - inner_height, whole_width - inner_width)
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the columns and rows of tiles: enough for every pixel, or those of the most similar shape."""
+        """Return the grid (columns, rows) of tiles: enough for every pixel, or the grid with the closest aspect
+        ratio.
+        """
         columns, rows = math.ceil(width / self.side), math.ceil(height / self.side)
         if columns * rows <= self.max_tiles:
             return columns, rows
@@ -127,7 +129,7 @@ class Phi4Tiles(TileProcessor):
 
 
 def num_rows(tensors: Mapping[str, Any]) -> int:
-    """Return the rows of the prompt that a picture has: squares of four patches, ends of lines, and one between."""
+    """Return the number of prompt rows of a picture: squares of four patches, line ends, and one separator."""
     mask = tensors["image_attention_mask"][0]
     (height, width), tile = tensors["image_sizes"][0].tolist(), tensors["image_pixel_values"].shape[-1]
     side = int(mask.shape[-1]) // 2
@@ -137,7 +139,7 @@ def num_rows(tensors: Mapping[str, Any]) -> int:
 
 
 def resized(picture: Floats, side: int) -> Floats:
-    """Return a square picture, shape CHW, whose pixels are interpolated between four times four of another: bicubic."""
+    """Return a square picture, shape CHW, resized with a bicubic filter (four by four pixels)."""
     result = picture
     for axis in (1, 2):
         scale = np.float32(result.shape[axis] / side)

@@ -1,4 +1,4 @@
-"""Videos whose frames are pictures of one size, each as an image of its own: LLaVA-OneVision and SmolVLM."""
+"""Videos whose frames are encoded as images of one size: LLaVA-OneVision and SmolVLM."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 _BICUBIC, _LANCZOS = 3, 1
-"""As files name them."""
+"""Codes of the filters in processor files."""
 _MAX_SIDE = 4096
-"""Pixels of a frame of SmolVLM before it becomes a square."""
+"""Maximum side in pixels of a SmolVLM frame before it is resized to a square."""
 
 
 class PictureVideos(VideoProcessor):
-    """A processor whose frames have a fixed size.
+    """A processor of videos whose frames have a fixed size.
 
     Args:
         setup: of the process.
@@ -67,26 +67,26 @@ class PictureVideos(VideoProcessor):
 
     @abstractmethod
     def defaults(self) -> dict[str, Any]:
-        """Return settings that the files may leave out."""
+        """Return defaults for settings that the files may omit."""
 
     @abstractmethod
     def frame_size(self) -> tuple[int, int]:
-        """Return the height and the width of a frame.
+        """Return the height and the width of a frame in pixels.
 
         Raises:
-            ValueError: the files name none.
+            ValueError: the files contain no size.
         """
 
     @abstractmethod
     def text(self, timing: Timing) -> str:
-        """Return the text that stands for a video."""
+        """Return the text that stands for a video in the prompt."""
 
     @abstractmethod
     def tensors(self, frames: Floats) -> dict[str, Any]:
-        """Return the tensors of a video, each with a share for each frame; `frames`: shape NCHW."""
+        """Return the tensors of a video, divisible by frame; `frames` has shape NCHW."""
 
     def resized(self, picture: "Image") -> "Image":
-        """Return a frame of the right size."""
+        """Return a frame resized to the size that the model expects."""
         if (picture.height, picture.width) == self.size:
             return picture
         return picture.resize(self.size[::-1], self.settings["resample"])
@@ -109,13 +109,13 @@ class PictureVideos(VideoProcessor):
         return result_of(inputs, self.setup.token_id, part_rows=part_rows)
 
     def _pixels(self, picture: "Image") -> Floats:
-        """Return the numbers of a frame: shape CHW."""
+        """Return the normalized pixels of a frame, shape CHW."""
         (pixels,) = self._normalized(images=[picture], return_tensors="np")["pixel_values"]
         return np.asarray(pixels, dtype=np.float32)
 
 
 class OnevisionVideos(PictureVideos):
-    """LLaVA-OneVision: fewer rows of each frame than of an image, and a learned row behind the last one."""
+    """LLaVA-OneVision: a frame has fewer rows than an image, and a learned row follows the last frame."""
 
     def defaults(self) -> dict[str, Any]:
         """See `PictureVideos`."""
@@ -143,7 +143,7 @@ class OnevisionVideos(PictureVideos):
 
 
 class SmolVideos(PictureVideos):
-    """SmolVLM: the text of a video says how long it is, and when each of its frames is shown."""
+    """SmolVLM: the text of a video contains its duration, and the time of each frame."""
 
     def __init__(self, setup: VideoSetup) -> None:
         super().__init__(setup)
@@ -180,14 +180,14 @@ class SmolVideos(PictureVideos):
         return {"pixel_values": frames[:, None]}
 
     def resized(self, picture: "Image") -> "Image":
-        """See `PictureVideos`: first to the longest side of images, as the model was trained."""
+        """See `PictureVideos`. Resizes first to the longest side of images, as in the training of the model."""
         if self._longest:
             picture = picture.resize(_with_longest(picture.size, self._longest), self.settings["resample"])
         return super().resized(picture)
 
 
 def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
-    """Return the width and the height of a picture with a longest side; the other one is even."""
+    """Return the width and the height of a picture with the given longest side; the other side is even."""
     longest = min(longest, _MAX_SIDE)
     width, height = size
     shorter = int(longest / (width / height)) if width >= height else int(longest * (width / height))
@@ -196,13 +196,13 @@ def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
 
 
 def smolvlm_frames(num_frames: int, fps: float, most: int, wanted_fps: float) -> Timing:
-    """Return which frames of a file SmolVLM reads: at equal distances, without the ends of a long one.
+    """Choose the frames that SmolVLM reads: at equal distances, without the ends of a long video.
 
     Args:
-        num_frames: of the whole video.
-        fps: of the whole video.
-        most: frames that are read; -1: all.
-        wanted_fps: frames that are read in a second, at most `most`; 0 or less: as many as `most`.
+        num_frames: of the complete video.
+        fps: of the complete video.
+        most: maximum number of frames to read; -1: all.
+        wanted_fps: frames to read per second of video, up to `most` in total; 0 or less: as many as `most`.
     """
     most = num_frames if most < 0 else most
     duration_s = num_frames / fps

@@ -1,4 +1,4 @@
-"""Pictures of Pillow in the form that processors take."""
+"""Converts PIL images to the form that processors take."""
 
 import io
 from typing import TYPE_CHECKING
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Of files that are decoded; of an animation the first frame."""
+"""File formats that are decoded. Only the first frame of an animation is read."""
 
 
 def open_picture(job: Job, max_pixels: int) -> "Image | Result":
-    """Return the picture of a job in RGB, or why there is none."""
+    """Return the picture of a job in RGB, or a result with the reason why it cannot be decoded."""
     import PIL.Image
     import PIL.ImageOps
 
@@ -30,7 +30,7 @@ def open_picture(job: Job, max_pixels: int) -> "Image | Result":
 
 
 def in_rgb(image: "Image") -> "Image":
-    """Return a picture in RGB; what is transparent becomes white."""
+    """Return a picture in RGB; transparent pixels become white."""
     from PIL import Image
 
     if "A" not in image.getbands() and "transparency" not in image.info:

@@ -8,10 +8,10 @@ from typing import Any
 def allow_pixtral(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let this process load Pixtral's processor.
 
-    Its module imports one function from the image processor of torchvision. The one of Pillow has it too.
+    Its module imports one function from torchvision's image processor; the PIL image processor has the same function.
 
     Args:
-        assign: replaces an attribute; tests take it back later.
+        assign: replaces an attribute; tests undo it later.
     """
     from transformers.models import pixtral
     from transformers.models.pixtral import image_processing_pil_pixtral

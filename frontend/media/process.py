@@ -1,7 +1,7 @@
 """Decodes images of requests and runs the model's processor, in a process that may be killed.
 
-Images come from strangers, and decoders are large programs in C. Here they have a limit of memory, and their parent one
-of time. The process lives on from image to image, because importing `transformers` takes seconds.
+Images are untrusted, and decoders are large C programs. This process has a memory limit, and the parent enforces a time
+limit. The process stays alive between images, because importing `transformers` takes seconds.
 """
 
 from collections.abc import Mapping
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BYTES_PER_PIXEL = 64
-"""Memory that processing takes, at most: several copies in float32."""
+"""Maximum memory per pixel that processing takes: several copies in float32."""
 SPARE_BYTES = 2**28
 _LINES = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")
-"""Models whose processors make texts of their own, and which count positions on one axis."""
+"""Models whose processors write the prompt text themselves; positions of their images have one axis."""
 _NOT_OF_REQUESTS = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
-"""Arguments of processors that are about their own arrays."""
+"""Arguments of processors that concern their own arrays, and that requests may not set."""
 
 
 class ImageProcessor:
-    """The processor of one model."""
+    """The image processor of one model."""
 
     def __init__(self, setup: Setup) -> None:
-        """Load it.
+        """Load the processor.
 
         Raises:
             ImportError: Pillow is missing.
-            OSError, ValueError: the files of the processor are missing or invalid.
+            OSError, ValueError: the processor's files are missing or invalid.
         """
         leave_out_torch()
         import PIL.Image
@@ -67,7 +67,7 @@ class ImageProcessor:
             self.placeholder_id = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: Job) -> Result:
-        """Return what the processor makes of an image."""
+        """Decode and process an image."""
         if fault := self._kwargs_fault(job.processor_kwargs):
             return Result(fault)
         image = open_picture(job, self._setup.max_pixels)
@@ -83,7 +83,7 @@ class ImageProcessor:
         return result_of(inputs, self._setup.token_id, self._grid(inputs))
 
     def _inputs(self, image: "Image", kwargs: Mapping[str, Any]) -> Any:
-        """Return what the processor makes of an image: arrays by name."""
+        """Return the processor's output for an image: arrays by name."""
         if self._setup.is_alone:
             return self._processor(images=[image], return_tensors="np", **kwargs)
         if self._setup.architecture in _LINES:
@@ -98,7 +98,7 @@ class ImageProcessor:
         )
 
     def _kwargs_fault(self, kwargs: Mapping[str, Any]) -> str:
-        """Return which arguments are unknown; "": none."""
+        """Return an error message that names the unknown arguments. Empty if there are none."""
         if not (unknown := kwargs.keys() - self._known_kwargs):
             return ""
         return (
@@ -107,14 +107,14 @@ class ImageProcessor:
         )
 
     def _line(self, inputs: Any) -> Result:
-        """Return the result of an image whose rows are a line, whatever its grid."""
+        """Return the result of an image whose rows have one-dimensional positions, whatever its grid."""
         replacement = self._processor.replace_image_token(inputs, 0)
         token_ids = [self._setup.token_id] * replacement.count(self.placeholder)
         alone = result_alone(inputs)
         return Result("", replacement, token_ids, len(token_ids), alone.digest, alone.tensors)
 
     def _grid(self, inputs: Any) -> list[int]:
-        """Return the grid of an image's rows; []: the model's positions have one axis."""
+        """Return the grid of an image's rows. `[]` if the model's positions have one axis."""
         if "image_grid_thw" not in inputs:
             return []
         ((frames, height, width),) = inputs["image_grid_thw"].tolist()
@@ -123,7 +123,7 @@ class ImageProcessor:
 
 
 def _processor_of(setup: Setup) -> ImageProcessor | Llama4Images | Phi4Images:
-    """Return the model's processor, or what stands for one that needs torchvision."""
+    """Return the model's processor, or our replacement if it needs torchvision."""
     if setup.architecture == LLAMA4:
         return Llama4Images(setup)
     return Phi4Images(setup) if setup.architecture == PHI4 else ImageProcessor(setup)

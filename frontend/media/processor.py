@@ -1,4 +1,4 @@
-"""`MediaProcessor`: media to tensors and placeholders, through processes that may be killed."""
+"""`MediaProcessor`: turns media into tensors and placeholders, in processes that may be killed."""
 
 import asyncio
 import hashlib
@@ -19,11 +19,11 @@ from octavo.protocol.media import DIGEST_BYTES, Kind
 
 
 class MediaProcessor:
-    """Processes that decode the media of one model. They start when they are needed. Belongs to one event loop.
+    """Processes that decode the media of one model, started on demand. Belongs to one event loop.
 
     Args:
         config: of an engine whose model reads media.
-        on_query: called for each item that is looked up in the cache; True: its tensors were there.
+        on_query: called for each cache lookup of an item, with whether it was a hit.
     """
 
     def __init__(self, config: ResolvedConfig, on_query: Callable[[bool], None] = lambda is_hit: None) -> None:
@@ -48,23 +48,23 @@ class MediaProcessor:
         return (await self._processes[kind].ready()).placeholder
 
     async def placeholder_id(self, kind: Kind) -> int:
-        """Return the token that stands for an item of a kind in a prompt; raises as `placeholder`."""
+        """Return the token id that stands for an item of a kind in a prompt; raises as `placeholder`."""
         return (await self._processes[kind].ready()).placeholder_id
 
     def known(self, name: bytes) -> Result | None:
-        """Return what is kept of an item under a name; see `name_of`. Counts a query if there is something."""
+        """Look up a result by the item's name; see `name_of`. Only a hit counts as a query."""
         if (result := self._results.get(name)) is not None:
             self._results.move_to_end(name)
             self._on_query(True)
         return result
 
     async def process(self, kind: Kind, job: msgspec.Struct, name: bytes | None = None) -> Result:
-        """Return what the model's processor makes of an item.
+        """Return the result of the model's processor for an item.
 
         Args:
             kind: of the item.
-            job: about the item: see `MediaKind.job`.
-            name: is in place of the item's contents for all caches; see `name_of`.
+            job: the job that decodes the item; see `MediaKind.job`.
+            name: replaces the item's contents as the key in all caches; see `name_of`.
 
         Raises:
             MediaError: the item is damaged, or exceeds a limit of size, memory or time.
@@ -84,10 +84,10 @@ class MediaProcessor:
         return result
 
     async def empty(self, kind: Kind) -> Result:
-        """Return what the model's processor makes of an item without content. It is asked once, beside the cache.
+        """Return the result of the model's processor for an empty item. It is computed once, outside the cache.
 
         Raises:
-            MediaError: it makes nothing of it, or a process dies.
+            MediaError: the processor rejects the empty item, or a process dies.
             ConfigError: the processor cannot be loaded.
         """
         async with self._empty_lock:
@@ -101,13 +101,13 @@ class MediaProcessor:
         return self._empty[kind]
 
     def keep(self, name: bytes, result: Result) -> Result:
-        """Keep a result under a name, and return it with the digest of an item of that name."""
+        """Store a result under a name, and return it with the digest that belongs to the name."""
         named = msgspec.structs.replace(result, digest=_digest_of_named(name, result))
         self._keep(name, named)
         return named
 
     async def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for processes in self._processes.values():
             await processes.close()
 
@@ -122,31 +122,35 @@ class MediaProcessor:
 
 
 def name_of(kind: Kind, uuid: str, options: MediaOptions, *, is_given: bool = False) -> bytes:
-    """Return the name of an item in all caches, if the caller names it: one for each kind, uuid, tenant, salt and
-    processing. A tenant must not see the media of another one by their uuids. `is_given`: its rows are the caller's.
+    """Return the cache name of an item that the caller named: unique per kind, uuid, tenant, salt and processor
+    arguments.
+
+    A tenant must not see the media of another tenant by guessing uuids. `is_given`: the caller sends the item's
+    rows.
 
     Raises:
-        MediaError: the arguments of the processor are no plain data.
+        MediaError: the arguments of the processor are not plain data.
     """
     named = _encoded([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
     return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"rows" if is_given else b"uuid").digest()
 
 
 def _encoded(value: Any) -> bytes:
-    """Return a value with arguments of the processor as bytes.
+    """Encode a value with arguments of the processor.
 
     Raises:
-        MediaError: they are no plain data.
+        MediaError: the arguments are not plain data.
     """
     try:
         return msgspec.msgpack.encode(value)
-    except (OverflowError, TypeError, ValueError) as error:  # numbers of more than 64 bits, objects, half characters
+    except (OverflowError, TypeError, ValueError) as error:  # integers of more than 64 bits, objects, lone surrogates
         raise MediaError(f"mm_processor_kwargs has a value that no processor takes: {error}") from None
 
 
 def _digest_of_named(name: bytes, result: Result) -> bytes:
-    """Return the digest of an item with a name. Another item of this name has another one if its rows differ in
-    number: workers must never look for rows that are not there."""
+    """Return the digest of a named item. It covers the shapes of the tensors: if another item is sent under the same
+    name with another number of rows, workers must not look for rows that do not exist.
+    """
     shapes = [(key, dtype, shape) for key, (dtype, shape, _) in sorted(result.tensors.items())]
     sizes = msgspec.msgpack.encode([result.num_rows, result.grid, result.frame_step, shapes])
     return hashlib.blake2b(name + sizes, digest_size=DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""`MediaPrompts`: prompts with media, from text or tokens and the media to tokens and `MediaItem`s."""
+"""`MediaPrompts`: prompts with media. Turns text or tokens, and media, into tokens and `MediaItem`s."""
 
 import asyncio
 import re
@@ -36,20 +36,20 @@ class MediaPrompt:
     """A prompt with media."""
 
     token_ids: list[int]
-    """With a placeholder for each row."""
+    """Token ids, with a placeholder for each row."""
     items: tuple[MediaItem, ...]
     duration_s: float = 0.0
-    """Of all its sounds together."""
+    """Duration in seconds of all audio clips together."""
 
 
 class PromptMaker(Protocol):
-    """Makes the prompts of a model with media."""
+    """Makes the prompts of a model that reads media."""
 
     kinds: Collection[Kind]
-    """What it reads."""
+    """Kinds of media that the model reads."""
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
-        """Return a conversation with marks in place of its media, and the media."""
+        """Return a conversation with placeholders in place of its media, and the media."""
 
     async def of_text(
         self,
@@ -64,18 +64,18 @@ class PromptMaker(Protocol):
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
-        """Return the prompt of tokens with media."""
+        """Return the prompt of token ids with media."""
 
     async def close(self) -> None:
-        """End the processes that decode media."""
+        """Stop the processes that decode media."""
 
 
 class MediaPrompts:
-    """Makes the prompts of a model whose media are rows of prompts. Belongs to one event loop.
+    """Makes the prompts of a model whose media become rows of the prompt. Belongs to one event loop.
 
     Args:
         config: of the engine.
-        encode: tokenizes: see `AsyncClient.tokenize`.
+        encode: tokenizes a text; see `AsyncClient.tokenize`.
         on_query: see `MediaProcessor`.
     """
 
@@ -94,13 +94,13 @@ class MediaPrompts:
         self._given = GivenMedia(config, self.processor)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
-        """Return a conversation with marks in place of its media, and the media.
+        """Return a conversation with placeholders in place of its media, and the media.
 
         Raises:
-            InvalidRequestError: an item has no URL, or is of another kind.
+            InvalidRequestError: an item has no URL, or the model does not read its kind.
         """
         kinds = self._kinds_in(messages)
-        if not kinds:  # needs no process that decodes any
+        if not kinds:  # needs no decoding process
             return list(messages), []
         return take_media(messages, {kind: await self.processor.placeholder(kind) for kind in kinds})
 
@@ -112,11 +112,11 @@ class MediaPrompts:
         adds_special_tokens: bool,
         options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
-        """Return the prompt of a text that has a placeholder for each item. Items of a kind come in its order.
+        """Return the prompt of a text with one placeholder per item, in the order of the items of each kind.
 
         Raises:
-            InvalidRequestError: an item cannot be used, or their number is another one.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: an item cannot be used, or the numbers of items and placeholders differ.
+            OverloadedError: live requests already hold too many bytes.
         """
         results = await self._process_all(sources, options)
         kinds = {await self.processor.placeholder(kind): kind for kind in kinds_of(sources)}
@@ -128,7 +128,7 @@ class MediaPrompts:
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
-        """Return the prompt of tokens that have one placeholder for each item; raises as `of_text`."""
+        """Return the prompt of token ids with one placeholder per item; raises as `of_text`."""
         results = await self._process_all(sources, options)
         kinds = {await self.processor.placeholder_id(kind): kind for kind in kinds_of(sources)}
         items = _in_order([kinds[token_id] for token_id in token_ids if token_id in kinds], sources, results)
@@ -138,7 +138,7 @@ class MediaPrompts:
         return self._prompt(expanded, items)
 
     async def close(self) -> None:
-        """End the processes that decode media."""
+        """Stop the processes that decode media."""
         await self.processor.close()
 
     def _kinds_in(self, messages: Sequence[Message]) -> set[Kind]:
@@ -173,7 +173,8 @@ class MediaPrompts:
             nonlocal num_bytes
             result = await self._process(source, options)
             num_bytes += sum([len(data) for _, _, data in result.tensors.values()])
-            self._live.check_prompt(num_bytes, FIELD)  # small files may be large media: the others are not waited for
+            # Small files may decode to large media: fail early instead of waiting for the other items.
+            self._live.check_prompt(num_bytes, FIELD)
             return result
 
         tasks = [asyncio.ensure_future(counted(source)) for source in sources]
@@ -184,10 +185,10 @@ class MediaPrompts:
                 task.cancel()
 
     async def _process(self, source: MediaSource, options: MediaOptions) -> Result:
-        """Return what the processor makes of an item.
+        """Return the result of the processor for an item.
 
         Raises:
-            InvalidRequestError: it cannot be used; the message names it.
+            InvalidRequestError: the item cannot be used; the message names it.
         """
         try:
             if isinstance(source.value, GivenRows):
@@ -201,7 +202,7 @@ class MediaPrompts:
             ) from None
 
     async def _process_given(self, source: MediaSource, given: GivenRows, options: MediaOptions) -> Result:
-        """Return the result of rows that the caller has computed. Known ones are not read again."""
+        """Return the result of rows that the caller has computed. Rows with a known uuid are not read again."""
         if source.uuid is None:
             return await self._given.result(source.kind, given)
         name = name_of(source.kind, source.uuid, options, is_given=True)
@@ -212,7 +213,7 @@ class MediaPrompts:
         return self.processor.keep(name, await self._given.result(source.kind, given))
 
     async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
-        """Return what the processor makes of an item with a uuid. A known one is not read again."""
+        """Return the result of the processor for an item with a uuid. A known item is not read again."""
         name = name_of(source.kind, uuid, options)
         if (known := self.processor.known(name)) is not None:
             return known
@@ -222,11 +223,12 @@ class MediaPrompts:
         return await self.processor.process(source.kind, await self._read(source, options), name)
 
     async def _read(self, source: MediaSource, options: MediaOptions) -> msgspec.Struct:
-        """Return an item as `MediaProcessor.process` takes it."""
+        """Read an item and return its job for `MediaProcessor.process`."""
         value = source.value
         if isinstance(value, str):
             try:
-                async with asyncio.timeout(self._media.fetch_timeout_s + 1.0):  # resolving a name has no limit
+                # resolving a host name has no time limit of its own
+                async with asyncio.timeout(self._media.fetch_timeout_s + 1.0):
                     value = await asyncio.to_thread(read_url, value, self._media)
             except TimeoutError:
                 raise MediaError("the download takes too long (--media-fetch-timeout)") from None
@@ -234,7 +236,7 @@ class MediaPrompts:
         return await asyncio.to_thread(KINDS[source.kind].job, value, own_kwargs, self._media)
 
     def _prompt(self, token_ids: list[int], processed: Sequence[_Processed]) -> MediaPrompt:
-        """Return the prompt, whose placeholders are the rows of the items in order."""
+        """Return the prompt; its placeholders become the rows of the items, in order."""
         found: dict[int, list[int]] = {token_id: [] for token_id in self._token_ids.values()}
         for place, token_id in enumerate(token_ids):
             if token_id in found:
@@ -278,15 +280,15 @@ class MediaPrompts:
 
 
 def _in_order(marks: Sequence[Kind], sources: Sequence[MediaSource], results: Sequence[Result]) -> list[_Processed]:
-    """Return items in the order of their placeholders; those of a kind have it already.
+    """Return the items in the order of their placeholders.
 
     Args:
-        marks: the kinds of the placeholders of the prompt.
-        sources: the items.
-        results: one for each.
+        marks: kinds of the prompt's placeholders, in order.
+        sources: the items; those of one kind are already in order.
+        results: one per item.
 
     Raises:
-        InvalidRequestError: another number of items has placeholders.
+        InvalidRequestError: the numbers of items and placeholders differ.
     """
     remaining: dict[Kind, list[_Processed]] = {}
     for source, result in zip(sources, results, strict=True):

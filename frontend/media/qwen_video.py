@@ -1,4 +1,4 @@
-"""Videos of Qwen-VL: patches that have the pixels of several frames."""
+"""Videos of Qwen-VL, where a patch covers several consecutive frames."""
 
 import itertools
 import math
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 KNOWN_KWARGS = ("fps", "max_pixels", "min_pixels", "num_frames", "size")
-"""Of servers and requests."""
+"""Arguments that servers and requests may set."""
 _MAX_ASPECT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class ClipSettings:
-    """How frames become patches, from the files of the model."""
+    """How frames are resized and divided into patches, from the model's files."""
 
     patch_size: int
     frames_per_patch: int
     merge_size: int
     min_pixels: int
     max_pixels: int
-    """Of a frame; of all frames together where `is_whole`."""
+    """Maximum number of pixels of a frame, or of all frames together if `is_whole` (Qwen3-VL)."""
     is_whole: bool
 
     @property
     def side(self) -> int:
-        """Pixels on each side of a square of patches, which is a row of the prompt."""
+        """Side in pixels of a square of patches; each square becomes one row of the prompt."""
         return self.patch_size * self.merge_size
 
     @property
     def bytes_per_row(self) -> int:
-        """Of the pixels of such a square, in float32."""
+        """Bytes of the float32 pixels of such a square."""
         return self.side**2 * 3 * self.frames_per_patch * 4
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], *, is_whole: bool) -> "ClipSettings":
-        """Read the settings of the model's processor of videos; `is_whole`: those of Qwen3-VL.
+        """Read the settings of the model's video processor. `is_whole`: the model is Qwen3-VL.
 
         Raises:
-            ValueError: one is not supported.
+            ValueError: a setting is not supported.
         """
         if settings.get("cap_pixels_per_frame"):
             raise ValueError("cap_pixels_per_frame of the processor of videos is not supported")
@@ -61,10 +61,10 @@ class ClipSettings:
         return own.with_kwargs({"size": default}).with_kwargs({key: settings.get(key) for key in KNOWN_KWARGS})
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> "ClipSettings":
-        """Return these settings with arguments of a server or a request.
+        """Return these settings with the arguments of a server or a request applied.
 
         Raises:
-            ValueError: they are not numbers of pixels.
+            ValueError: an argument is not a valid number of pixels.
         """
         size = kwargs.get("size") or {}
         if not isinstance(size, Mapping):
@@ -77,10 +77,10 @@ class ClipSettings:
         return ClipSettings(*sizes, least, most, self.is_whole)
 
     def size_of(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return the height and the width to which frames are resized: whole squares.
+        """Return the height and width to which frames are resized: multiples of `side`.
 
         Raises:
-            ClipError: one side is much longer than the other.
+            ClipError: the aspect ratio is too extreme.
         """
         side = self.side
         if self.is_whole and min(height, width) < side:
@@ -104,7 +104,7 @@ class ClipSettings:
 
 
 class QwenVideos(VideoProcessor):
-    """The processor of one model; see `VideoProcessor`."""
+    """The video processor of one model; see `VideoProcessor`."""
 
     known_kwargs = KNOWN_KWARGS
 
@@ -151,7 +151,7 @@ class QwenVideos(VideoProcessor):
         for picture in _padded(pictures, settings.frames_per_patch):
             if size is None:
                 frame_size = len(timing.indices), picture.height, picture.width
-                self.check_rows(*frame_size, kwargs)  # a header may not tell the truth
+                self.check_rows(*frame_size, kwargs)  # the header of the file may have been wrong
                 size = settings.size_of(*frame_size)
             group.append(self._patches(picture, size))
             if len(group) == settings.frames_per_patch:
@@ -162,7 +162,7 @@ class QwenVideos(VideoProcessor):
         grid = [len(patches), rows // settings.merge_size, columns // settings.merge_size]
         text = self._text(settings, timing, grid)
         inputs = {
-            # Under the names that the tower reads patches of images by.
+            # The model reads video patches under the names of image patches.
             "pixel_values": np.concatenate(patches).astype(np.float32, copy=False),
             "image_grid_thw": np.array([[1, rows, columns]] * len(patches), dtype=np.int64),
             "input_ids": np.array([self._tokenizer.encode(text, add_special_tokens=False)]),
@@ -181,7 +181,7 @@ class QwenVideos(VideoProcessor):
         return rows.reshape(len(rows), 3, -1)
 
     def _text(self, settings: ClipSettings, timing: Timing, grid: list[int]) -> str:
-        """Return the text that stands for a video: in Qwen3-VL, the time of each group of frames comes before it."""
+        """Return the prompt text of a video. In Qwen3-VL, the time of each group of frames precedes its rows."""
         if not self.setup.has_timestamps:
             return self.placeholder * math.prod(grid)
         indices, step = list(timing.indices), settings.frames_per_patch
@@ -194,7 +194,7 @@ class QwenVideos(VideoProcessor):
         return "".join([f"<{time:.1f} seconds>{frame}" for time in times])
 
     def _frame_step(self, settings: ClipSettings, timing: Timing) -> float:
-        """Return the positions from one group of frames to the next."""
+        """Return the distance, in positions, between consecutive groups of frames."""
         if not self.setup.tokens_per_second:
             return 1.0
         step = np.float32(self.setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
@@ -204,7 +204,7 @@ class QwenVideos(VideoProcessor):
 
 
 def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":
-    """Yield pictures, the last of them again until their number is a multiple."""
+    """Yield the pictures, repeating the last one until their number is a multiple of `multiple`."""
     last, count = None, 0
     for last in pictures:
         count += 1

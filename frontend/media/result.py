@@ -1,4 +1,4 @@
-"""`result_of`: what a processor of `transformers` has made of one item, as a message."""
+"""`result_of`: converts the output of a processor of `transformers` for one item to a message."""
 
 import hashlib
 import struct
@@ -12,11 +12,11 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import BESIDE_IMAGES, DIGEST_BYTES, GIVEN, Kind, MediaTensor, digest_of
 
 _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
-"""Results of a processor that are not about media."""
+"""Outputs of a processor that describe the text, not the media."""
 
 
 def result_alone(inputs: Mapping[str, Any]) -> Result:
-    """Return the result of an item that is a prompt by itself: one row, and arrays of numpy by name."""
+    """Return the result of an item that is a prompt by itself: one row, and the processor's arrays by name."""
     tensors = {
         name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
         for name, value in inputs.items()
@@ -40,10 +40,10 @@ def result_of(
     """Return the result of an item.
 
     Args:
-        inputs: of the model: arrays of numpy, for a text that is the item's placeholder alone.
-        token_id: the placeholder of a row.
+        inputs: numpy arrays for the model, made from a text that consists of the item's placeholder.
+        token_id: of the placeholder of a row.
         grid: see `MediaItem.grid`.
-        duration_s: of a sound.
+        duration_s: duration of an audio clip.
         part_rows: see `Result`.
         frame_step: see `MediaItem.frame_step`.
     """
@@ -54,7 +54,7 @@ def result_of(
         replacement=offsets["replacement"],
         token_ids=token_ids,
         num_rows=token_ids.count(token_id),
-        # Equal frames at other positions make other keys and values.
+        # The same frames at other positions have other keys and values.
         digest=alone.digest if frame_step == 1.0 else _with_step(alone.digest, frame_step),
         tensors=alone.tensors,
         grid=list(grid),
@@ -65,7 +65,7 @@ def result_of(
 
 
 def beside_images(kind: Kind, result: Result) -> Result:
-    """Return an item of a prompt with images: the rows of a sound, and so its digest, are others."""
+    """Return the result of an item in a prompt with images. Audio clips then have other rows, and so another digest."""
     if kind != "audio" or GIVEN in result.tensors:
         return result
     digest = hashlib.blake2b(result.digest, digest_size=DIGEST_BYTES, person=b"beside images").digest()

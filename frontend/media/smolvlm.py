@@ -1,4 +1,4 @@
-"""SmolVLM's processor without `num2words`: it needs a few numbers in words."""
+"""Loads SmolVLM's processor without `num2words`, which it only needs for small numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ def allow_smolvlm(assign: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let this process load SmolVLM's processor.
 
     Args:
-        assign: replaces an attribute; tests take it back later.
+        assign: replaces an attribute; tests undo it later.
     """
     from transformers.models.smolvlm import processing_smolvlm
 
@@ -22,7 +22,7 @@ def allow_smolvlm(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def in_words(number: int) -> str:
-    """Return a number below a million in English, as `num2words` writes it: "two thousand, one hundred and six"."""
+    """Return a number below a million in words, as `num2words` writes it: "two thousand, one hundred and six"."""
     if number < len(_SMALL):
         return _SMALL[number]
     if number < 100:

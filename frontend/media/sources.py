@@ -1,4 +1,4 @@
-"""`multi_modal_data` of callers: the items of each kind, and their uuids."""
+"""Reads `multi_modal_data` of callers: the items of each kind, and their uuids."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -13,25 +13,25 @@ FIELD, UUIDS, KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kw
 
 
 def kinds_of(sources: Iterable[MediaSource]) -> list[Kind]:
-    """Return the kinds of some items, each once."""
+    """Return the kinds of the items, without duplicates."""
     return list(dict.fromkeys([source.kind for source in sources]))
 
 
 def by_kind(sources: Sequence[MediaSource]) -> dict[Kind, list[MediaSource]]:
-    """Return the items of a conversation as `multi_modal_data` has them."""
+    """Return the items of a conversation by kind, as in `multi_modal_data`."""
     return {kind: [source for source in sources if source.kind == kind] for kind in kinds_of(sources)}
 
 
 def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSource]:
-    """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...], "video": clip}, ...
+    """Return the items of `multi_modal_data`: {"image": picture}, {"image": [picture, ...], "video": clip}, ...
 
     Args:
         data: of the caller.
-        uuids: {"image": uuid} or {"image": [uuid, None, ...]}, one for each item, which may then be None; or None.
-        kinds: those that the model reads.
+        uuids: {"image": uuid} or {"image": [uuid, None, ...]}, one for each item. An item with a uuid may be `None`.
+        kinds: that the model reads.
 
     Raises:
-        InvalidRequestError: it has something else.
+        InvalidRequestError: the value has another form, or a kind that the model does not read.
     """
     given = {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else None
     if given is None or given.keys() - set(kinds):
@@ -53,10 +53,10 @@ def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSour
 
 
 def _uuids_by_kind(uuids: Any, given: Collection[str], kinds: Collection[Kind]) -> dict[str, Any]:
-    """Return uuids by kind; those of one kind may come without it.
+    """Return uuids by kind. Uuids without a kind are allowed if there is only one kind.
 
     Raises:
-        InvalidRequestError: they are of other kinds, or of an unknown one.
+        InvalidRequestError: a kind is unknown, or uuids without a kind come with items of several kinds.
     """
     if not isinstance(uuids, dict):
         named = given or kinds
@@ -72,7 +72,7 @@ def _uuids(uuids: dict[str, Any], num_items: int, kind: Kind) -> Sequence[str | 
     """Return the uuid of each item.
 
     Raises:
-        InvalidRequestError: they are not strings, one for each item.
+        InvalidRequestError: the uuids are not strings, or their number is wrong.
     """
     if (given := uuids.get(kind)) is None:
         return [None] * num_items

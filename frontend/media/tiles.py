@@ -1,4 +1,4 @@
-"""Processors that cut pictures into tiles, in place of those of `transformers` that need torchvision."""
+"""Image processors that cut pictures into tiles; they replace processors of `transformers` that need torchvision."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 MOST_TILES = 64
-"""That a request may ask for: the search for their arrangement takes the square of their number."""
+"""Maximum number of tiles that a request may set: the time to find their grid grows with the square of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileProcessor:
-    """Cuts pictures into tiles, by the settings of one model.
+    """Cuts pictures into tiles with the settings of one model.
 
     Args:
-        side: pixels of a tile on each side.
-        max_tiles: of a picture; that of the whole picture does not count.
-        mean: of each channel, for numbers from 0 to 1.
-        deviation: of each channel.
-        scale: from bytes to such numbers.
+        side: side of a tile in pixels.
+        max_tiles: maximum number of tiles of a picture, not counting the tile of the complete picture.
+        mean: of each channel, for values from 0 to 1.
+        deviation: standard deviation of each channel.
+        scale: factor from bytes to values from 0 to 1.
     """
 
     default_side: ClassVar[int]
     default_tiles: ClassVar[int]
     tiles_key: ClassVar[str]
-    """The setting and the argument that is `max_tiles`."""
+    """Name of the setting and request argument that is `max_tiles`."""
     further_kwargs: ClassVar[tuple[str, ...]] = ()
-    """What requests may change besides."""
+    """Further arguments that requests may set."""
     needed_steps: ClassVar[tuple[str, ...]]
     """Settings that must be true."""
     resample: ClassVar[int]
-    """How pictures are resized, as files name it."""
+    """Code of the resize filter in processor files."""
 
     side: int
     max_tiles: int
@@ -53,18 +53,18 @@ class TileProcessor:
 
     @classmethod
     def own_settings(cls, settings: Mapping[str, Any], side: int) -> dict[str, Any]:
-        """Return the further arguments of the class.
+        """Return further constructor arguments of the subclass.
 
         Raises:
-            ValueError: one is not supported.
+            ValueError: a setting is not supported.
         """
         return {}
 
     def own_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `further_kwargs` change.
+        """Return the constructor arguments that `further_kwargs` change.
 
         Raises:
-            ValueError: one has a value that is not possible.
+            ValueError: a value is invalid.
         """
         return {}
 
@@ -73,7 +73,7 @@ class TileProcessor:
         """Read the settings of the model's image processor.
 
         Raises:
-            ValueError: one is not supported.
+            ValueError: a setting is not supported.
         """
         for key in cls.needed_steps:
             if not settings.get(key, True):
@@ -94,10 +94,10 @@ class TileProcessor:
         )
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Self:
-        """Return this processor with arguments of a server or a request.
+        """Return this processor with the arguments of a server or a request applied.
 
         Raises:
-            ValueError: one is unknown, or has a value that is not possible.
+            ValueError: an argument is unknown or has an invalid value.
         """
         known = (self.tiles_key, *self.further_kwargs)
         if unknown := kwargs.keys() - set(known):
@@ -112,17 +112,17 @@ class TileProcessor:
 
 
 class TileImages(ABC):
-    """Stands for the processor of one model: see `octavo.frontend.media.process.ImageProcessor`."""
+    """Replaces the processor of one model; see `octavo.frontend.media.process.ImageProcessor`."""
 
     placeholder: str
     placeholder_id: int
 
     def __init__(self, setup: Setup, kind: type[TileProcessor]) -> None:
-        """Load it.
+        """Load the processor.
 
         Args:
             setup: of the process.
-            kind: of the model.
+            kind: the model's `TileProcessor`.
 
         Raises:
             ImportError: Pillow is missing.
@@ -144,18 +144,18 @@ class TileImages(ABC):
 
     @abstractmethod
     def inputs(self, picture: "Image.Image", tiles: Any) -> dict[str, Any]:
-        """Return what a processor of `transformers` would: tensors, tokens of the placeholders and their text.
+        """Return what a processor of `transformers` would return: tensors, token ids, and the text of the placeholders.
 
         Args:
             picture: in RGB.
             tiles: the `TileProcessor` of the model, with the arguments of the request.
 
         Raises:
-            ValueError: the picture cannot be used; the caller reads why.
+            ValueError: the picture cannot be used; the message is shown to the caller.
         """
 
     def process(self, job: Job) -> Result:
-        """Return the tiles of an image."""
+        """Decode an image and return the result of its tiles."""
         image = open_picture(job, self.setup.max_pixels)
         if isinstance(image, Result):
             return image

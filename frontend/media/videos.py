@@ -1,7 +1,7 @@
-"""Decodes videos of requests, in a process that may be killed: what the processors of all models share.
+"""Decodes videos of requests in a process that may be killed: the part that the processors of all models share.
 
-The processors of videos of `transformers` need torch and torchvision. What they compute is what the model's processor
-of images computes for each frame, but frames have sizes of their own, and their times may be text.
+The video processors of `transformers` need torch and torchvision. They compute for each frame what the model's image
+processor computes, except that frames have sizes of their own, and that their times may be part of the text.
 """
 
 import json
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DEFAULT_FPS = 24.0
-"""Of frames whose caller does not tell, as in `transformers`."""
+"""Frame rate assumed for frames whose caller gives none, as in `transformers`."""
 BYTES_PER_PIXEL = 32
-"""Memory that decoding a frame takes, at most: the reference frames of codecs and some copies."""
+"""Maximum memory per pixel that decoding a frame takes: reference frames of the codec and some copies."""
 SPARE_BYTES = 2**29
 _COPIES = 4
-"""Of all pixels of a video, at most."""
+"""Maximum number of copies of all pixels of a video."""
 _FAMILIES = {
     "LlavaOnevisionForConditionalGeneration": ("picture_videos", "OnevisionVideos"),
     "SmolVLMForConditionalGeneration": ("picture_videos", "SmolVideos"),
 }
-"""The module and the class of a processor by architecture; others are `QwenVideos`."""
+"""Module and class of the processor by architecture. Other architectures use `QwenVideos`."""
 
 
 class VideoProcessor(ABC):
-    """The processor of one model; its constructor loads it.
+    """The video processor of one model; its constructor loads it.
 
     Args:
         setup: of the process.
 
     Raises:
         ImportError: PyAV or Pillow is missing.
-        OSError, ValueError: the files of the processor are missing or invalid, or an argument of it is unknown.
+        OSError, ValueError: the processor's files are missing or invalid, or one of its arguments is unknown.
     """
 
     known_kwargs: tuple[str, ...] = ("fps", "num_frames")
-    """Of servers and requests."""
+    """Arguments that servers and requests may set."""
     placeholder: str
     placeholder_id: int
     num_frames, fps = DEFAULT_VIDEO_FRAMES, 0.0
-    """That are read of a file at most, and of a second of it, if nobody says so; see `VideoSetup`."""
+    """Defaults: maximum number of frames read per file, and frames read per second of video; see `VideoSetup`."""
 
     def __init__(self, setup: VideoSetup) -> None:
         leave_out_torch()
@@ -67,30 +67,30 @@ class VideoProcessor(ABC):
     @property
     @abstractmethod
     def bytes_per_row(self) -> int:
-        """Of the pixels that are one row of the prompt."""
+        """Bytes of the pixels that become one row of the prompt."""
 
     @abstractmethod
     def rows_of_frames(self, num_frames: int, height: int, width: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the rows of frames that are encoded together, and of the whole video.
+        """Return the number of rows of a group of frames that is encoded together, and of the complete video.
 
         Raises:
-            ClipError, ValueError: frames of this size, or arguments of the request, are not possible.
+            ClipError, ValueError: the frame size or an argument of the request is not possible.
         """
 
     @abstractmethod
     def result(self, timing: Timing, pictures: "Iterable[Image]", kwargs: Mapping[str, Any]) -> Result:
-        """Return the result of frames.
+        """Return the result of decoded frames.
 
         Raises:
             ClipError, ValueError: see `rows_of_frames`.
         """
 
     def choose(self, num_frames: int, fps: float, most: int, wanted_fps: float) -> Timing:
-        """Return which frames of a file are read; see `choose_frames`."""
+        """Choose the frames of a file to read; see `choose_frames`."""
         return choose_frames(num_frames, fps, most, wanted_fps)
 
     def process(self, job: VideoJob) -> Result:
-        """Return what the engine needs of a video."""
+        """Decode and process a video."""
         try:
             self.check_kwargs(job.processor_kwargs)
             return self._of_file(job) if job.size is None else self._of_frames(job)
@@ -98,7 +98,7 @@ class VideoProcessor(ABC):
             return Result(str(error))
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        """Raise ValueError for arguments of a server or a request that are unknown."""
+        """Raise `ValueError` if an argument of a server or a request is unknown."""
         if unknown := kwargs.keys() - set(self.known_kwargs):
             raise ValueError(
                 f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know "
@@ -106,7 +106,7 @@ class VideoProcessor(ABC):
             )
 
     def check_rows(self, num_frames: int, height: int, width: int, kwargs: Mapping[str, Any]) -> None:
-        """Check the size of a video.
+        """Check the number of rows of a video.
 
         Raises:
             ClipError: it is too large.
@@ -127,7 +127,7 @@ class VideoProcessor(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that a job may take."""
+        """Bytes that a job may allocate."""
         pixel_bytes = min(self.setup.max_rows * self.bytes_per_row, MAX_BUFFERS_BYTES)
         return self.setup.max_pixels * BYTES_PER_PIXEL + pixel_bytes * _COPIES + SPARE_BYTES
 
@@ -136,7 +136,7 @@ class VideoProcessor(ABC):
         while True:
             timing = self.choose(file.num_frames, file.fps, *self._sampling(job.processor_kwargs))
             file.check(timing)
-            # Before anything is decoded.
+            # Check before anything is decoded.
             self.check_rows(len(timing.indices), file.height, file.width, job.processor_kwargs)
             try:
                 return self.result(timing, file.pictures(timing), job.processor_kwargs)
@@ -157,10 +157,11 @@ class VideoProcessor(ABC):
         return self.result(Timing(job.fps or DEFAULT_FPS, job.num_total, job.indices), pictures, job.processor_kwargs)
 
     def _sampling(self, kwargs: Mapping[str, Any]) -> tuple[int, float]:
-        """Return how many frames are read at most (-1: all), and in a second (0: it does not matter).
+        """Return the maximum number of frames to read (-1: all), and the frames to read per second of video (0: no
+        limit).
 
         Raises:
-            ClipError: these are no such numbers.
+            ClipError: an argument is not a valid number.
         """
         own: dict[str, Any] = {"num_frames": self.num_frames, "fps": self.fps}
         if self.setup.num_frames:
@@ -176,7 +177,7 @@ class VideoProcessor(ABC):
 
 
 def read_settings(home: Path) -> dict[str, Any]:
-    """Return the settings of a model's processor of videos, from the first file that has some.
+    """Return the settings of a model's video processor, from the first file that contains them.
 
     Raises:
         OSError: there is none.

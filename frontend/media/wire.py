@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 LENGTH = struct.Struct("<I")
-"""Before each message: its number of bytes."""
+"""Prefix of each message: its length in bytes."""
 
 
 class Setup(msgspec.Struct, array_like=True):
-    """The first message to a process that decodes images; answered by `Ready`."""
+    """The first message to a process that decodes images; the reply is `Ready`."""
 
     parent: int
     processor_path: str
@@ -19,13 +19,13 @@ class Setup(msgspec.Struct, array_like=True):
     max_pixels: int
     processor_kwargs: dict[str, Any]
     architecture: str
-    """Of the model."""
+    """Architecture of the model."""
     is_alone: bool = False
-    """An image is a prompt by itself: its processor makes no text."""
+    """Whether an image is a prompt by itself, so that the processor makes no text."""
 
 
 class VideoSetup(msgspec.Struct, array_like=True):
-    """The first message to a process that decodes videos; answered by `Ready`."""
+    """The first message to a process that decodes videos; the reply is `Ready`."""
 
     parent: int
     processor_path: str
@@ -33,82 +33,83 @@ class VideoSetup(msgspec.Struct, array_like=True):
     token_id: int
     processor_kwargs: dict[str, Any]
     max_pixels: int
-    """Of a frame."""
+    """Maximum number of pixels of a frame."""
     max_seconds: float
     max_frames: int
-    """That are read of a video."""
+    """Maximum number of frames read per video."""
     num_frames: int
-    """That are read unless a request has another number; -1: all; 0: as the model does."""
+    """Number of frames to read unless the request sets another number. -1: all; 0: the model's default."""
     fps: float
-    """That are read of a second, at most `num_frames`; 0 or less: `num_frames`."""
+    """Frames to read per second of video, up to `num_frames` in total. 0 or less: as many as `num_frames`."""
     architecture: str
-    """See `MediaFacts`."""
+    """Architecture of the model; see `MediaFacts`."""
     max_rows: int
-    """Of a video."""
+    """Maximum number of rows of a video."""
     max_part_rows: int
-    """Of a group of frames that are one patch on the axis of time."""
+    """Maximum number of rows of a group of frames, which is one patch on the time axis."""
     tokens_per_second: float
-    """Positions on the axis of time in a second; 0: each group of frames takes one."""
+    """Positions on the time axis per second. 0: each group of frames takes one position."""
     has_timestamps: bool
-    """The prompt has the time of each group of frames as text before it."""
+    """Whether the time of each group of frames precedes its rows in the prompt, as text."""
 
 
 class Ready(msgspec.Struct, array_like=True):
-    """The process has its processor, or says why not."""
+    """The process has loaded its processor, or says why it could not."""
 
     placeholder: str
-    """The text of the token that stands for an item in a prompt."""
+    """Text of the token that stands for an item in a prompt."""
     fault: str = ""
     placeholder_id: int = -1
-    """That token; -1: nothing stands for an item."""
+    """Id of that token. -1: no token stands for an item."""
 
 
 class Job(msgspec.Struct, array_like=True):
-    """One image; answered by `Result`."""
+    """One image; the reply is a `Result`."""
 
     data: bytes
-    """A file, or the pixels of a picture of `size`, three bytes each."""
+    """A file, or the RGB bytes of a picture of `size`."""
     size: tuple[int, int] | None
-    """Width and height; None: `data` is a file."""
+    """Width and height in pixels. `None` if `data` is a file."""
     processor_kwargs: dict[str, Any]
 
 
 class VideoJob(msgspec.Struct, array_like=True):
-    """One video; answered by `Result`."""
+    """One video; the reply is a `Result`."""
 
     data: bytes
-    """A file, or the pixels of frames of `size`, three bytes each."""
+    """A file, or the RGB bytes of frames of `size`."""
     size: tuple[int, int, int] | None
-    """Frames, height and width; None: `data` is a file."""
+    """Number of frames, height and width in pixels. `None` if `data` is a file."""
     fps: float
-    """Of the video that the frames are from; 0: it is not known."""
+    """Frame rate of the video that the frames are from. 0: unknown."""
     indices: list[int]
-    """Places of the frames in their video."""
+    """Indices of the frames in their video."""
     num_total: int
-    """Frames of that video."""
+    """Number of frames of that video."""
     processor_kwargs: dict[str, Any]
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What the processor makes of an item."""
+    """The processor's result for one item."""
 
     fault: str = ""
-    """Why it cannot be used, for the caller; "": it can."""
+    """Why the item cannot be used, for the caller. Empty if it can."""
     replacement: str = ""
-    """The text that takes the place of the placeholder."""
+    """Text that replaces the placeholder."""
     token_ids: list[int] = []
-    """The tokens of that text."""
+    """Token ids of that text."""
     num_rows: int = 0
-    """Placeholders among them."""
+    """Number of row placeholders among them."""
     digest: bytes = b""
     tensors: dict[str, tuple[str, list[int], bytes]] = {}
-    """By name: type, shape and bytes."""
+    """Tensors by name: dtype, shape and bytes."""
     grid: list[int] = []
     """See `MediaItem.grid`."""
     duration_s: float = 0.0
-    """Of a sound."""
+    """Duration of an audio clip in seconds."""
     part_rows: list[int] = []
-    """Rows of each part that is encoded without a look at the others, such as a window of a sound or a frame of a
-    video; parts have equal shares of the first axis of each tensor, and of the frames of the grid. []: it is one."""
+    """Number of rows of each part that is encoded independently, such as a window of an audio clip or a frame of a
+    video. Parts have equal shares of the first axis of each tensor, and of the frames of the grid. `[]`: the item
+    is one part."""
     frame_step: float = 1.0
     """See `MediaItem.frame_step`."""

@@ -1,4 +1,4 @@
-"""Loads processors of `transformers` without torch, and without their part for videos, which needs torchvision."""
+"""Loads processors of `transformers` without torch, and without their video part, which needs torchvision."""
 
 import sys
 from collections.abc import Callable
@@ -7,18 +7,18 @@ from typing import Any, cast
 
 
 class NoVideos:
-    """Stands for the class of every processor of videos."""
+    """Replaces the class of every video processor."""
 
     @classmethod
     def from_pretrained(cls, *_args: Any, **_kwargs: Any) -> None:
-        """Return None, in place of a processor of videos."""
+        """Return `None` in place of a video processor."""
 
 
 def leave_out_videos(assign: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Let all processors that this process loads be made without their part for videos.
+    """Make all processors that this process loads omit their video part.
 
     Args:
-        assign: replaces an attribute; tests take it back later.
+        assign: replaces an attribute; tests undo it later.
     """
     from transformers import processing_utils
     from transformers.processing_utils import ProcessorMixin
@@ -35,9 +35,9 @@ def leave_out_videos(assign: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 def leave_out_torch() -> None:
-    """Let this process do without torch: whoever imports it gets an ImportError. Call it before `transformers` comes.
+    """Make every import of torch in this process raise `ImportError`. Call it before `transformers` is imported.
 
-    perf: with torch, importing `transformers` takes five times as long and as much memory. Its processors that need no
-    torchvision need no torch either.
+    perf: with torch, importing `transformers` takes five times as long and five times the memory. Processors that do
+    not need torchvision do not need torch either.
     """
     sys.modules["torch"] = cast(ModuleType, None)
