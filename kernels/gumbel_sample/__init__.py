@@ -11,17 +11,17 @@ from octavo.kernels.dispatch import choose
 from octavo.kernels.gumbel_sample import cpu
 
 _IMPLEMENTATIONS = {"cpu": cpu.gumbel_sample}
-"""On a GPU `octavo.kernels.sample.sample_rows` draws, from whole rows."""
+"""Implementations by device type. On a GPU, `octavo.kernels.sample.sample_rows` draws from complete rows instead."""
 
 
 def gumbel_sample(logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:
-    """Return the candidate with the largest sum of logit and noise, the lowest id among equals.
+    """Return the candidate with the largest sum of logit and noise; the lowest id wins ties.
 
     Args:
         logits_C: float32 logits of the candidates; -inf is never drawn.
         token_ids_C: int64, ascending.
         seed: unsigned 64-bit.
-        position: number of tokens before the one that is drawn.
+        position: number of tokens before the drawn token.
     """
     return choose("gumbel_sample", _IMPLEMENTATIONS, logits_C.device)(
         logits_C, token_ids_C, seed=seed, position=position

@@ -10,7 +10,7 @@ SEEDS = [0, 1, 42, 2**63, 2**64 - 1]
 
 
 def row(num_candidates: int, spread: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return logits and rising token ids with gaps."""
+    """Return logits, and ascending token ids with gaps."""
     generator = torch.Generator().manual_seed(seed)
     logits_C = spread * torch.randn(num_candidates, generator=generator)
     token_ids_C = torch.randperm(3 * num_candidates, generator=generator)[:num_candidates].sort().values

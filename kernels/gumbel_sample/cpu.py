@@ -53,7 +53,7 @@ def _hash_bits(token_ids_C: Tensor, keys: tuple[int, int]) -> Tensor:
 
 
 def _shift_right(words_C: Tensor, num_bits: int) -> Tensor:
-    """Shift in zeros: torch's shift of a signed integer repeats the sign bit."""
+    """Shift right and fill with zeros. Torch's shift of a signed integer would repeat the sign bit."""
     return (words_C >> num_bits).bitwise_and_((1 << (32 - num_bits)) - 1)
 
 

@@ -1,8 +1,8 @@
-"""The noise of `gumbel_sample` on a GPU, and the exact draw from blocks of tokens: parts of the kernels of `sample`.
+"""The noise of `gumbel_sample` on a GPU, and the exact draw from blocks of tokens. The kernels of `sample` call this.
 
-As on the CPU (`cpu.py` says why that is right), a bound in float32 tells which tokens can win. One launch finds the
-largest bound of every block of `BLOCK` tokens. The draw then visits the blocks by falling bound, and computes scores in
-float64 until no other block can hold the winner: one or two blocks of a row.
+As on the CPU (`cpu.py` has the proof), a float32 bound tells which tokens can win. One launch finds the largest bound
+of every block of `BLOCK` tokens. The draw then visits the blocks in descending order of their bounds, and computes
+scores in float64 until no other block can hold the winner: one or two blocks of a row.
 """
 
 import math
@@ -19,7 +19,7 @@ _MURMUR_2 = tl.constexpr(MURMUR_2)
 _GOLDEN_64 = tl.constexpr(0x9E3779B97F4A7C15)
 _SPLITMIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _SPLITMIX_2 = tl.constexpr(0x94D049BB133111EB)
-# A pattern of 31 bits, of a number that is to be multiplied with 2^-31.
+# The bit pattern of a 31-bit number that is to be multiplied by 2^-31.
 _CHORD_START, _CHORD_SLOPE = tl.constexpr((127 + 31) * math.log(2)), tl.constexpr(2**-23 * math.log(2))
 
 
@@ -49,8 +49,8 @@ def _uniform_bits(seed, position, token_ids):
 
 @triton.jit
 def score_bounds(logits, ids, seed, position, is_greedy):
-    """Return upper bounds of the scores, up to rounding; infinity where a logit is NaN or infinite."""
-    # A chord of the logarithm: 0.06 above it at most, and a tenth of its instructions. See `native.h`.
+    """Return upper bounds of the scores, up to rounding; infinity for logits that are NaN or infinite."""
+    # A chord of the logarithm: at most 0.06 above it, with a tenth of its instructions. See `native.h`.
     pattern = (_uniform_bits(seed, position, ids).to(tl.float32) + 0.5).to(tl.int32, bitcast=True)
     noise = _CHORD_START - pattern.to(tl.float32) * _CHORD_SLOPE
     bounds = tl.where(is_greedy, logits, logits + noise)
@@ -65,10 +65,10 @@ def _scores(logits, ids, seed, position, is_greedy):
 
 @triton.jit
 def draw_kernel(rows, least_keys_ptr, last_ids_ptr, token_ids_ptr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the kept token with the largest score, the lowest id among equals; -1 where a bound is infinite or all are
+    """Store the kept token with the largest score, the lowest id in ties; -1 if a bound is infinite or all bounds are
     minus infinity.
 
-    The bounds are those of `score_bounds`, at least over the kept tokens; for a greedy request those of all tokens.
+    The bounds are those of `score_bounds`, computed for at least the kept tokens; for a greedy request, for all tokens.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(rows.slots + row)

@@ -26,7 +26,7 @@ class GumbelSampleArguments(Arguments):
 
 
 def gumbel_sample(library: NativeLibrary, logits_C: Tensor, token_ids_C: Tensor, *, seed: int, position: int) -> int:
-    """See `octavo.kernels.gumbel_sample.gumbel_sample`; at least one logit is finite."""
+    """See `octavo.kernels.gumbel_sample.gumbel_sample`. At least one logit must be finite."""
     ids, token_id = token_ids_C.to(torch.int32), ctypes.c_int64()
     memory = scratch(library, logits_C.numel())
     arguments = GumbelSampleArguments(

@@ -1,9 +1,9 @@
 """The random function behind sampling: (seed, position, token id) to a number in (0, 1).
 
-Seed and position are mixed into two 32-bit keys by the SplitMix64 finalizer (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014); each key then enters the token id before
-a round of the 32-bit finalizer of MurmurHash3 (Austin Appleby, public domain). Only integers are
-involved, so every machine and every back end gets the same uniforms.
+Seed and position are mixed into two 32-bit keys by the SplitMix64 finalizer (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014). Each key then enters the token id before a round of the 32-bit finalizer
+of MurmurHash3 (Austin Appleby, public domain). Only integers are involved, so every machine and every back end gets the
+same uniforms.
 """
 
 import math
@@ -40,7 +40,7 @@ def uniform_of_bits(bits: int) -> float:
 def gumbel(complement: float) -> float:
     """Return the Gumbel noise of the uniform `1 - complement`.
 
-    Scalar `math` functions on purpose: vectorised ones may round differently by place in the tensor.
+    Uses scalar `math` functions on purpose: vectorized ones may round differently depending on the place in a tensor.
     """
     return -math.log(-math.log1p(-complement))
 

@@ -1,4 +1,4 @@
-"""The meaning of `gumbel_sample`: noise for every candidate, one after another."""
+"""Reference of `gumbel_sample`: noise for every candidate, one after another."""
 
 from torch import Tensor
 

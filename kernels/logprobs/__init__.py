@@ -1,4 +1,4 @@
-"""Log-probabilities of a token, and of the most likely tokens or of given ones."""
+"""Log-probabilities of a token, and of the most likely tokens or of requested tokens."""
 
 from collections.abc import Sequence
 
@@ -18,8 +18,8 @@ def logprobs_of_rows(
 
     Args:
         logits_RV: float32; rows are contiguous.
-        token_ids_R: int64, a token of the vocabulary for each row.
-        top: K, the number of most likely tokens, at most all. Or int64 token ids of shape (R, K).
+        token_ids_R: int64, one token of the vocabulary for each row.
+        top: K, the number of most likely tokens, at most V; or the requested token ids, int64, shape (R, K).
 
     Returns:
         token_logprob_R float32, rank_R int32 from 1, top_token_ids_RK int64 and top_logprobs_RK float32.
@@ -34,13 +34,13 @@ def logprobs_of_rows(
 def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
     """Return the log-softmax of one row of float32 logits at `token_id` and at its largest values.
 
-    The largest are ordered by falling logprob, equal ones by rising token id. The rank of the token is its
-    place in this order, from 1, over the whole vocabulary.
+    Tokens are ordered by descending logprob, ties by ascending token id. The rank of the token is its place in this
+    order, from 1, over the whole vocabulary.
 
     Args:
-        logits_V: of the vocabulary.
-        token_id: of the token.
-        top: the number of largest values, or the token ids to report instead, in their order. A token has the same
-            bits either way.
+        logits_V: logits of the vocabulary.
+        token_id: token whose logprob and rank are returned.
+        top: the number of largest values, or the token ids to report instead, in their order. The bits of a token's
+            logprob are the same either way.
     """
     return choose("logprobs", _IMPLEMENTATIONS, logits_V.device)(logits_V, token_id, top)

@@ -10,6 +10,6 @@ TOLERANCE = 1e-5
 
 
 def row(vocab_size: int, seed: int = 0) -> Tensor:
-    """Return logits of which many are equal."""
+    """Return logits with many ties."""
     logits = 4 * torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed))
     return (logits * 8).round() / 8

@@ -1,4 +1,4 @@
-"""One row at a time, so that its bits cannot depend on other rows."""
+"""`logprobs` on the CPU: one row at a time, so that its bits cannot depend on other rows."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""`logprobs` on a GPU, in two launches: over all parts of the rows, and over the rows.
+"""`logprobs` on a GPU, in two launches: the first over parts of the rows, the second over the rows.
 
-The first one finds the normalizer, the rank and the largest value of every block of tokens. The second one takes the
-most likely tokens one by one, and looks again at the block of each. The log-probabilities of a row are never stored.
+The first launch finds the normalizer, the rank and the largest value of every block of tokens. The second takes the
+most likely tokens one by one, and rescans the block of each. The log-probabilities of a row are never stored.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def logprobs_of_rows(
         raw=logits_RV,
         raw_stride=logits_RV.stride(0),
         token_ids=token_ids_R,
-        # Of processed logits; these are raw.
+        # The normalizers of processed logits; these logits are raw.
         least_keys=per_row,
         last_ids=per_row,
     )
@@ -52,12 +52,12 @@ def logprobs_of_rows(
 
 
 def report_rows(rows: Rows, report: Report, memory: LogprobsMemory, ruled_out: float) -> None:
-    """Write the log-probabilities of the rows that report them; programs of other rows end at once.
+    """Write the log-probabilities of the rows that request them; programs of other rows return at once.
 
     Args:
         rows: after the draw.
         report: what to report, and the drawn tokens.
-        memory: for as many rows.
+        memory: has an entry for each row.
         ruled_out: see `draw_filtered`.
     """
     num_parts, num_rows = rows.grid()

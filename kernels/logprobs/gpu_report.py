@@ -1,4 +1,4 @@
-"""The kernels of `logprobs`: over the parts of all rows, and over the rows."""
+"""The kernels of `logprobs`: one over parts of all rows, one over the rows."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ _MAX_ID = tl.constexpr(2**31 - 1)
 
 
 class Report(NamedTuple):
-    """What rows report, by their slots, and what has been drawn. An argument of kernels."""
+    """What the rows report, by slot, and the drawn tokens. An argument of kernels."""
 
     modes: Tensor
     """int32, by slot; see `memory.py`."""
@@ -25,19 +25,19 @@ class Report(NamedTuple):
     """(R, V), the model's logits, any float type."""
     raw_stride: int
     token_ids: Tensor
-    """int64, by row; -1 counts as token 0."""
+    """int64, by row; -1 is treated as token 0."""
     least_keys: Tensor
-    """By row, as the next one: the cut of the filters."""
+    """Cut of the filters, by row, like the next one."""
     last_ids: Tensor
 
 
 @triton.jit
 def _open_values(rows, report, row, slot, ruled_out):
-    """Return what `_values_of` needs, and the drawn token."""
+    """Return the arguments of `_values_of`, and the drawn token."""
     opened = open_row(rows, row, slot)
     token_id = tl.maximum(tl.load(report.token_ids + row), 0)
     bound = tl.div_rn(ruled_out, divisor_of(rows, slot))
-    # A token that is ruled out is drawn only if all are; then none counts as ruled out.
+    # A ruled out token is drawn only if all tokens are ruled out. Then all of them are reported.
     bound = tl.where(load_logits(opened, token_id, token_id < rows.width) > bound, bound, float("-inf"))
     is_processed = (tl.load(report.modes + slot) & _PROCESSED) != 0
     least_key = tl.load(report.least_keys + row).to(tl.uint32, bitcast=True)
@@ -61,7 +61,7 @@ def _values_of(source, ids, is_in):
 
 @triton.jit
 def _ordered(values, ids):
-    """Return positive int64 numbers in the order of the most likely tokens: by value, equal ones by falling id."""
+    """Return positive int64 keys that sort tokens by likelihood: by value, ties by descending id."""
     return (order_key(values).to(tl.int64) << 31) | (_MAX_ID - ids)
 
 
@@ -77,8 +77,8 @@ def report_part_kernel(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store of a part: the largest value, the sum of exponentials below it, how many tokens precede the row's, and the
-    first token of every block in the order."""
+    """Store for a part: the largest value, the sum of exponentials relative to it, how many tokens precede the row's
+    token, and the first token of every block in the order."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(rows.slots + row)
     if tl.load(report.modes + slot) != 0:
@@ -101,7 +101,7 @@ def report_part_kernel(
 
 @triton.jit
 def _find_top(rows, source, peaks, num_top, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, MAX_TOP: tl.constexpr):
-    """Return the ids of the most likely tokens. `peaks` are the first tokens of all blocks in the order."""
+    """Return the ids of the most likely tokens. `peaks` has the first token in the order of each block."""
     places, blocks = tl.arange(0, MAX_TOP), tl.arange(0, BLOCKS)
     found = tl.full((MAX_TOP,), 0, tl.int64)
     for place in range(num_top):

@@ -1,4 +1,4 @@
-"""Where the kernels of `sample` write the log-probabilities of rows, and the modes of reporting. Computes nothing."""
+"""Where the kernels of `sample` write the log-probabilities of rows, and the reporting modes. Computes nothing."""
 
 from typing import NamedTuple, Self
 
@@ -6,29 +6,31 @@ import torch
 from torch import Tensor
 
 MAX_TOP = 32
-"""Most likely tokens that are found in a step's own launches; for more, `logprobs_of_rows` is called on its logits."""
+"""Maximum number of most likely tokens found by a step's own launches; for more, call `logprobs_of_rows` on its
+logits."""
 
 RAW, PROCESSED, IS_LOGIT = 1, 2, 4
-"""Bits of a mode: the model's logits; the logits that the token is drawn from; these logits themselves. 0: nothing."""
+"""Bits of a mode. RAW: report the model's logits; PROCESSED: those the token is drawn from; IS_LOGIT: as logits. 0:
+nothing."""
 
 
 class LogprobsMemory(NamedTuple):
-    """One entry for each row. An argument of kernels, which see pointers, so names are without dimensions."""
+    """One entry per row. An argument of kernels, which see pointers, so names have no dimensions."""
 
     chosen: Tensor
-    """float32, of the drawn token."""
+    """float32, log-probability of the drawn token."""
     ranks: Tensor
-    """int32, from 1."""
+    """int32, rank of the drawn token, from 1."""
     top_ids: Tensor
-    """(R, MAX_TOP), int64; the first entries are the most likely tokens."""
+    """(R, MAX_TOP), int64, the most likely tokens; only the first entries are used."""
     top: Tensor
-    """(R, MAX_TOP), float32."""
+    """(R, MAX_TOP), float32, log-probabilities of `top_ids`."""
     normalizers: Tensor
     """float64, the log-sum-exp of a row."""
 
     @classmethod
     def allocate(cls, num_rows: int, device: torch.device) -> Self:
-        """Return memory full of zeros."""
+        """Return zeroed memory."""
 
         def new(dtype: torch.dtype, *width: int) -> Tensor:
             return torch.zeros(num_rows, *width, dtype=dtype, device=device)

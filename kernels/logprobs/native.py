@@ -39,15 +39,15 @@ def logprobs(
     scratch: Tensor,
     num_threads: int,
 ) -> list[RowLogprobs]:
-    """Return `octavo.kernels.logprobs.logprobs` of each row; no top tokens where logits are NaN.
+    """Return `octavo.kernels.logprobs.logprobs` of each row; rows with NaN have no top tokens.
 
     Args:
-        library: compiled.
-        logits_RV: float32; rows may lie apart.
+        library: the native library.
+        logits_RV: float32; rows may be strided.
         token_ids: one per row.
-        tops: one per row: how many of the most likely tokens, where more than there are means all, or which tokens.
-        scratch: `top_k.native.scratch` for V numbers and `num_threads` threads.
-        num_threads: to share the rows.
+        tops: for each row, the number of most likely tokens (at most V are returned), or the requested tokens.
+        scratch: `top_k.native.scratch` for V elements and `num_threads` threads.
+        num_threads: threads that share the rows.
     """
     num_rows, vocab_size = logits_RV.shape
     counts = [min(top, vocab_size) if isinstance(top, int) else len(top) for top in tops]

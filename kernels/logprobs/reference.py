@@ -1,4 +1,4 @@
-"""The meaning of `logprobs`, in float64."""
+"""Reference of `logprobs`, in float64."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `logprobs` returns."""
+"""The result of `logprobs`."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ class RowLogprobs:
 
     token_logprob: float
     rank: int
-    """Place of the token in the order of the vocabulary, from 1."""
+    """Place of the token in the vocabulary, ordered by likelihood, from 1."""
     top_token_ids: list[int]
-    """The most likely ones, or the requested ones."""
+    """The most likely tokens, or the requested ones."""
     top_logprobs: list[float]
 
     def followed_by(self, other: "RowLogprobs") -> "RowLogprobs":
-        """Return this row with the tokens of another one at the same position after its own."""
+        """Return this row with the top tokens of another row at the same position appended."""
         top_token_ids, top_logprobs = self.top_token_ids + other.top_token_ids, self.top_logprobs + other.top_logprobs
         return RowLogprobs(self.token_logprob, self.rank, top_token_ids, top_logprobs)

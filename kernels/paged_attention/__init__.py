@@ -1,6 +1,6 @@
 """Attention of a ragged batch over a paged cache: planned once per step, run once per layer.
 
-Does not write the cache: the keys and values of the step are stored before it runs.
+Does not write the cache: the step's keys and values are stored before attention runs.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["AttentionShape", "PagedAttention", "plan", "workspace_bytes"]
 
 
 class PagedAttention(Protocol):
-    """A planned step."""
+    """The attention of a planned step."""
 
     def __call__(
         self,
@@ -29,12 +29,12 @@ class PagedAttention(Protocol):
         v_scale: float = 1.0,
         sinks_N: Tensor | None = None,
     ) -> Tensor:
-        """Attend over one layer's cache; returns out_TNV in the dtype of `q`; see `AttentionShape.value_dim`.
+        """Attend over one layer's cache; return out_TNV in the dtype of `q`. See `AttentionShape.value_dim`.
 
-        `sinks_N` are scores of each query head that take part in the softmax, with a value of 0 (attention sinks).
+        `sinks_N` has a score for each query head that takes part in the softmax with a value of 0 (attention sinks).
 
-        The caches hold that dtype, or on a GPU float8_e4m3fn or int8 (`int8_cache`); stored
-        numbers are multiplied by `k_scale` and `v_scale`.
+        The caches hold that dtype, or on a GPU float8_e4m3fn or int8 (`int8_cache`). Stored keys and values are
+        multiplied by `k_scale` and `v_scale`.
 
         Raises:
             ShapeError: the device's implementation does not support the dtypes or scales.
@@ -49,7 +49,8 @@ _WORKSPACES = {
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes that one request with `context_len` keys needs while a planned step runs, whatever its rows.
+    """Return the bytes that one request with `context_len` keys needs while a planned step runs, for any number of
+    rows.
 
     Raises:
         UnsupportedDevice: no implementation for the device.
@@ -67,19 +68,19 @@ def plan(
 ) -> PagedAttention:
     """Plan the attention of one step of R requests.
 
-    Row t of request r is at position `context_lens[r] - query_starts[r + 1] + t`, attends to the
-    positions up to its own (without `shape.is_causal`: to all), and finds position p in block
-    `block_table[r, p // block_size]`. Scores and sums are float32; tiles of keys are anchored at position 0 and
-    combined in order, so the result for a position does not depend on how many tokens the step computes.
+    Row t of request r is at position `context_lens[r] - query_starts[r + 1] + t`. It attends to the positions up to its
+    own (without `shape.is_causal`: to all), and finds position p in block `block_table[r, p // block_size]`. Scores and
+    sums are float32. Tiles of keys are anchored at position 0 and combined in order, so the result for a position does
+    not depend on how many tokens the step computes.
 
     Args:
         query_starts: R + 1 offsets into the T rows of the step.
-        context_lens: R; keys of each request, those of this step included.
+        context_lens: R; number of keys of each request, including those of this step.
         block_table_RP: int32, padded with any valid block number.
         block_size: token slots of a block.
         shape: heads, scale and window.
-        is_span_R: whether the rows of a request see all of its keys, those after them too (the rows of an image, which
-            are a request of their own here); None: none does. On CPUs alone.
+        is_span_R: whether the rows of a request attend to all of its keys, also later ones (the rows of an image are a
+            request of their own here); no request if `None`. Only on CPUs.
 
     Raises:
         ShapeError: the lengths are inconsistent, or the query heads are not a multiple of the key heads.

@@ -9,11 +9,11 @@ BATCHES = [
     [(1, 300), (1, 17), (1, 128), (1, 129)],
     [(40, 40), (1, 200), (17, 150), (2, 3), (1, 5)],
 ]
-"""Of each request: rows of the step, keys in all."""
+"""For each request: rows in the step, and keys in total."""
 WINDOWS = [None, 1, 150]
 BOTH_WAYS_WINDOWS = [None, 1, 20, 301]
-"""Of attention in both directions."""
+"""Windows of bidirectional attention."""
 SCORINGS = ["plain", "soft cap", "slopes", "sinks", "all"]
-"""What is done with scores besides scaling them."""
+"""Modifications of scores, besides scaling them."""
 BLOCK_SIZES = [16, 5]
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

@@ -1,12 +1,12 @@
 """`paged_attention` on the CPU through torch, in matrix products of one shape.
 
-Every product has ROW_TILE query rows and KV_TILE keys, whatever the step is. The rows of a tile are the query heads of
-one key head, for one token (decodes) or for as many adjacent tokens as fit (chunks). So a row's scores have the same
-bits in every step. The maximum is exact in any order, and tiles are summed in order from position 0; a tile that a row
-cannot see adds zero. Only `torch.bmm` over tiles of one shape and elementwise operations are used.
+Every product has ROW_TILE query rows and KV_TILE keys, in every step. The rows of a tile are the query heads of one key
+head, for one token (decodes) or for as many adjacent tokens as fit (chunks). So a row's scores have the same bits in
+every step. The maximum is exact in any order, and tiles are summed in order from position 0; a tile that a row cannot
+see adds zero. Only `torch.bmm` over tiles of one shape and elementwise operations are used.
 
-Besides the dimensions of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile, G query
-heads of a key head, V numbers of a value.
+Dimensions besides those of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile, G
+query heads per key head, V elements of a value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ ROW_TILE = 16
 KV_TILE = 128
 
 _MAX_KEY_NUMBERS = 1 << 21
-"""Most numbers of the keys of decodes that are batched: 8 MiB in float32."""
+"""Maximum elements of the keys of one batch of decodes: 8 MiB in float32."""
 _MAX_SCORES = 1 << 22
-"""Most scores of the tiles of a chunk that are batched: 16 MiB."""
+"""Maximum scores of one batch of tiles of a chunk: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Heads:
 
     @classmethod
     def of(cls, shape: AttentionShape) -> Self:
-        """Use the heads of a shape."""
+        """Return the heads of a shape."""
         slopes = None if shape.slopes is None else torch.tensor(shape.slopes).view(shape.num_kv_heads, -1, 1)
         sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim
         return cls(*sizes, shape.scale, shape.soft_cap, slopes)
@@ -51,7 +51,7 @@ class _Heads:
 
     @property
     def rows(self) -> int:
-        """M: the same for all steps of a model."""
+        """M: rows of a tile, the same for all steps of a model."""
         return -(-self.group // ROW_TILE) * ROW_TILE
 
     @property
@@ -60,7 +60,7 @@ class _Heads:
 
 
 class CpuPlan:
-    """One step's work: decodes of similar length together, each prefill chunk alone."""
+    """One step's work: decodes of similar length are batched, prefill chunks are computed one by one."""
 
     def __init__(self, parts: Sequence["_Decodes | _Chunk"], value_dim: int) -> None:
         self._parts = parts
@@ -114,9 +114,9 @@ def plan(
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`.
 
-    Keys and values in float32, the values once more in the cache's type; scores, weights and sums for each tile of
-    keys, for one batch of query tiles. Scores are counted twice more: the C library's allocator was seen to keep that
-    much.
+    Counts keys and values in float32, and the values once more in the cache's dtype; scores, weights and sums for each
+    tile of keys, for one batch of query tiles. Scores are counted twice more, because the C library's allocator was
+    seen to keep that much.
     """
     heads = _Heads.of(shape)
     num_tiles = -(-context_len // KV_TILE)
@@ -128,9 +128,9 @@ def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype)
 
 
 def _slots(block_table_P: Tensor, block_size: int, first_key: int, context_len: int) -> Tensor:
-    """Return the cache slots of whole tiles of keys, padded with the slots of the first and the last position.
+    """Return the cache slots of complete tiles of keys, padded with the slots of the first and the last position.
 
-    The padding is masked, but it must be finite and belong to this request: blocks behind a window do not.
+    The padding is masked, but it must be finite and belong to this request; blocks before the window may not.
     """
     end = -(-context_len // KV_TILE) * KV_TILE
     positions_W = torch.arange(first_key // KV_TILE * KV_TILE, end).clamp_(min=first_key, max=context_len - 1)
@@ -138,16 +138,16 @@ def _slots(block_table_P: Tensor, block_size: int, first_key: int, context_len: 
 
 
 def _gather(cache_PSKH: Tensor, slots: Tensor) -> Tensor:
-    """Return the keys or values of some slots in float32: the shape of `slots`, then KH.
+    """Return the keys or values of some slots in float32; shape: that of `slots`, then KH.
 
-    Every product reads a tile of one head from it in place, so all have the same strides.
+    Products read a head's tile from it in place, so all have the same strides.
     """
     rows = cache_PSKH.flatten(0, 1).index_select(0, slots.flatten())
     return rows.float().view(*slots.shape, *rows.shape[1:])
 
 
 def _attend(scores_XBMW: Tensor, sinks_BM: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return each row's weights, not yet divided by their sum, and the sums (without X and W)."""
+    """Return each row's weights before division by their sum, and the sums (without dimensions X and W)."""
     largest_BM = scores_XBMW.amax(dim=(0, -1))
     weights_XBMW = (scores_XBMW - largest_BM.unsqueeze(-1)).exp_()
     sums_BM = _sum_in_order(weights_XBMW.sum(dim=-1))
@@ -160,7 +160,7 @@ def _capped(scores: Tensor, soft_cap: float | None) -> Tensor:
 
 
 def _sum_in_order(x_X: Tensor) -> Tensor:
-    """Sum over the first dimension in order; zeros at either end change nothing."""
+    """Sum over the first dimension in order. Zeros at either end change nothing."""
     total = x_X[0].clone()
     for index in range(1, x_X.shape[0]):
         total += x_X[index]
@@ -200,9 +200,9 @@ class _Decodes:
     rows_R: Tensor
     slots_XRW: Tensor
     hidden_X1R1W: Tensor
-    """True where a key is masked."""
+    """True if a key is masked."""
     distances_X1R1W: Tensor
-    """From the position of the query to that of the key, never positive where a key is seen."""
+    """Position of the key minus that of the query; never positive for a visible key."""
 
     def run(
         self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNV: Tensor, sinks_N: Tensor | None
@@ -257,16 +257,16 @@ def _plan_decodes(heads: _Heads, shape: AttentionShape, decodes: list[_Decode]) 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TileGroup:
-    """Tiles of query rows [first, end) of a chunk, and the tiles of keys [first_key, end_key) they may see."""
+    """Tiles of query rows [first, end) of a chunk, and the tiles of keys [first_key, end_key) that they may see."""
 
     first: int
     end: int
     first_key: int
     end_key: int
     masks: dict[int, Tensor]
-    """Masks of the tiles of keys that are partly visible: True where a key is masked, as Y, tokens, 1, W."""
+    """Masks of the partly visible tiles of keys, shape Y, tokens, 1, W: True if a key is masked."""
     positions_YL: Tensor
-    """Of the queries, counted from the first tile of keys of the chunk."""
+    """Positions of the queries, counted from the first tile of keys of the chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -326,7 +326,7 @@ class _Chunk:
         return _sum_in_order(out_XKYMV) / sums_KYM.unsqueeze(-1)
 
     def _sinks(self, sinks_N: Tensor) -> Tensor:
-        """Return the sink of each row of a tile, K1M; the padding's are those of any head."""
+        """Return the sink of each row of a tile, K1M; padding rows have an arbitrary head's sink."""
         heads = self.heads
         sinks_KG = sinks_N.float().view(heads.num_kv_heads, -1)
         return sinks_KG[:, torch.arange(heads.rows) % heads.group].unsqueeze(1)
@@ -346,7 +346,7 @@ def _plan_chunk(
     tokens = heads.tokens_per_tile
     num_tiles = -(-(end - start) // tokens)
     last_position = first_position + end - start - 1
-    # Padding tokens repeat the last one, because they must see some key; their rows are dropped.
+    # Padding tokens repeat the last token, because they must see some key; their rows are dropped.
     positions_YL = (first_position + torch.arange(num_tiles * tokens)).clamp_(max=last_position).view(num_tiles, tokens)
     scores_per_tile = heads.num_kv_heads * heads.rows * slots_W.shape[0]
     step = max(1, _MAX_SCORES // scores_per_tile)
@@ -369,7 +369,7 @@ def _plan_chunk(
 
 
 def _hidden(shape: AttentionShape, positions_YL1: Tensor, keys_W: Tensor, context_len: int, *, is_span: bool) -> Tensor:
-    """Return YLW, true where a key is not seen from a position."""
+    """Return YLW, true if a key is not visible from a position."""
     window = shape.window
     if not shape.is_causal:
         hidden_YLW = (keys_W >= context_len).expand(*positions_YL1.shape[:2], -1)

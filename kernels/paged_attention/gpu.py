@@ -1,7 +1,7 @@
-"""`paged_attention` on a GPU: launches the kernels over the lists of `gpu_plan`.
+"""`paged_attention` on a GPU: launches the kernels over the work lists of `gpu_plan`.
 
-A single step is planned with `plan`. Where steps are captured as graphs, one `StepAttention` serves all of them: its
-lists and sums have fixed addresses, and a captured launch executes whichever plan was last copied there.
+A single step is planned with `plan`. If steps are captured as CUDA graphs, one `StepAttention` serves all of them: its
+lists and sums have fixed addresses, and a captured launch executes the plan that was last copied there.
 """
 
 from collections.abc import Sequence
@@ -39,24 +39,25 @@ from octavo.kernels.paged_attention.shape import AttentionShape
 
 _LOG2_E = log2(e)
 _MIN_TAIL_BLOCK = 16
-"""Tensor cores add up 16 products at once."""
+"""Tensor cores sum 16 products at once."""
 _LEAST_SPARE_TILES, _TOKENS_OF_A_PROMPT = 8, 32
-"""What a graph has programs for beside whole tiles: the last tile of each prompt, if prompts have so many tokens."""
+"""Programs of a graph in addition to those of full tiles: the last tile of each prompt, for prompts of this many
+tokens."""
 
 
 class StepAttention:
     """The attention of successive steps, at fixed addresses.
 
-    For each step: `write_plan` on the host, a copy of those words to `words_W`, and a call for each layer. A graph
-    captures the call after `launch_for`, and then computes every plan with at most so many tiles of chunks. A plan of
-    decodes has none.
+    For each step: call `write_plan` on the host, copy its words to `words_W`, and call the object once per layer. A
+    graph captures that call after `launch_for`, and can then compute every plan with at most that many chunk tiles. A
+    plan of decodes has none.
 
     Args:
-        shape: of the model.
+        shape: attention of the model.
         block_size: token slots of a block.
-        limits: of the plans.
-        block_table_RP: int32; a row for each of `limits.max_requests`, in the order of the plans.
-        num_programs: of the split kernel; does not change the bits. None: as many as the GPU runs at once.
+        limits: limits of the plans.
+        block_table_RP: int32; one row for each of `limits.max_requests`, in the order of the plans.
+        num_programs: programs of the split kernel; as many as the GPU runs at once if `None`. Does not change the bits.
 
     Raises:
         ShapeError: the kernels have no tiles for these heads.
@@ -94,30 +95,31 @@ class StepAttention:
     ) -> Counts:
         """Write a step's plan to host memory of `layout.num_words` words; see `gpu_plan.write`.
 
-        The following calls launch the kernels that this plan needs.
+        The calls that follow launch the kernels that this plan needs.
         """
         self._counts = gpu_plan.write(words, self.layout, self._grid, self._shape, query_starts, context_lens, prefixes)
         return self._counts
 
     def plan_decodes(self, context_lens_R: Tensor) -> None:
-        """Write the plan of requests with one row each on the device, to `words_W`; see `gpu_decode_plan`.
+        """Write to `words_W`, on the device, the plan of requests with one row each; see `gpu_decode_plan`.
 
-        The following calls launch the kernels that it needs. A graph may capture both.
+        The calls that follow launch the kernels that it needs. A graph may capture both.
         """
         require(self._grid.split_tokens > 0, f"paged_attention: decodes of {self._shape} are not split")
         self.launch_for(0)
         plan_decodes(self.words_W, self.layout, self._grid, self._shape, context_lens_R)
 
     def usual_tiles(self, num_tokens: int) -> int:
-        """Return the tiles of chunks that a graph for this many tokens has programs for.
+        """Return the number of chunk tiles for which a graph of this many tokens has programs.
 
-        A step of many short prompts may have more. Each program without a tile costs a part of a microsecond.
+        A step of many short prompts may need more. Each program without a tile costs a fraction of a microsecond.
         """
         spare = max(_LEAST_SPARE_TILES, num_tokens // _TOKENS_OF_A_PROMPT)
         return min(num_tokens // self._grid.chunk_tokens + spare, self.layout.tile_rows - self.layout.tile_requests)
 
     def launch_for(self, num_tiles: int) -> None:
-        """Have the next calls launch what any plan with at most so many tiles needs, until `write_plan`."""
+        """Make the next calls launch what any plan with at most `num_tiles` chunk tiles needs, until `write_plan` is
+        called."""
         self._counts = Counts(1, num_tiles, 0)
 
     def __call__(
@@ -132,7 +134,7 @@ class StepAttention:
     ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`.
 
-        The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. Rows of
+        The caches may be views in which the slots of a head are contiguous, instead of the heads of a slot. Rows of
         requests without keys are not written.
         """
         shape = self._shape
@@ -234,12 +236,12 @@ def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None 
 
 
 def _programs_per_processor(shape: AttentionShape) -> int:
-    """Return how many programs of the split kernel fit a multiprocessor."""
+    """Return how many programs of the split kernel fit on a multiprocessor."""
     return 2 if head_block(shape) <= 128 else 1
 
 
 def _num_processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of the GPU; a small number without one."""
+    """Return the number of multiprocessors of the GPU; a small number if there is no GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
@@ -279,7 +281,7 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
         block_size=cache_PSKH.shape[1],
         block_stride=cache_PSKH.stride(0),
         slot_stride=cache_PSKH.stride(1),
-        # All groups of query heads have one latent key.
+        # All groups of query heads share one latent key.
         kv_head_stride=cache_PSKH.stride(2) if shape.key_value_dim is None else 0,
         tile=tile,
         segment=SEGMENT,

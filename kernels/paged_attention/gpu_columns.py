@@ -1,4 +1,4 @@
-"""The loop over keys of the kernels of `paged_attention` on a GPU in which queries are columns."""
+"""The loop over keys of those GPU kernels of `paged_attention` in which queries are columns."""
 
 import triton
 import triton.language as tl
@@ -43,10 +43,10 @@ def attend(
     HAS_TOTAL: tl.constexpr,
     IS_EDGE: tl.constexpr,
 ):
-    """Return the sums over the keys [begin, end), a segment, or the total of several segments from the first one on.
+    """Return the sums over the keys [begin, end) of a segment, or the total of several segments from the first on.
 
-    One loop goes through all segments, so that the copies of the next one begin before this one ends. A segment is
-    added within the first tile of the next one, between its two products: see `gpu_prefill_kernel`.
+    One loop runs through all segments, so that the loads for the next segment begin before this one ends. A segment is
+    added to the total within the first tile of the next segment, between its two products: see `gpu_prefill_kernel`.
     """
     k_ptr, v_ptr = tensors.k + kv_head * FORM.kv_head_stride, tensors.v + kv_head * FORM.kv_head_stride
     total = no_segments(q.shape[1], q.shape[0], 1)
@@ -95,7 +95,7 @@ def attend_segment(
     FORM: tl.constexpr,
     IS_EDGE: tl.constexpr,
 ):
-    """Return the sums over the keys [begin, end) of a segment, whatever the kind of attention."""
+    """Return the sums over the keys [begin, end) of a segment, for any kind of attention."""
     if FORM.tail_dim > 0:
         found = attend_latent_segment(
             q, q_tail, positions, slopes, begin, end, first_key, table_ptr, tensors.k, scoring, FORM, IS_EDGE
@@ -121,7 +121,8 @@ def attend_segment(
 
 @triton.jit
 def load_columns(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr):
-    """Return queries as columns, and their parts that only tails of keys are multiplied with, if keys have tails."""
+    """Return queries as columns, and their parts that are multiplied only with the tails of keys, if keys have
+    tails."""
     if FORM.tail_dim > 0:
         q, q_tail = load_latent_queries(tensors, strides, tokens, heads, FORM)
     else:

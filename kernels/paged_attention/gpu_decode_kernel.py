@@ -1,8 +1,8 @@
-"""The Triton kernel of `paged_attention` for decodes and other requests with few rows, whose segments are parallel.
+"""The Triton kernel of `paged_attention` for decodes and other requests with few rows; their segments run in parallel.
 
-wgmma multiplies at least 64 rows. A decode has fewer queries, but as many keys and head dimensions, so all matrices are
+wgmma multiplies at least 64 rows. A decode has fewer queries, but enough keys and head dimensions, so all matrices are
 transposed: queries are columns. Each element is the same chain of additions as in the other kernel. The columns are the
-queries of one request, or those of several that share the segment; a column does not depend on the others.
+queries of one request, or those of several requests that share the segment; a column does not depend on the others.
 """
 
 import triton
@@ -25,7 +25,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
 _ENTRY_WORDS = tl.constexpr(ENTRY_WORDS)
 _ITEM_WORDS = tl.constexpr(ITEM_WORDS)
 _FOLD_NUMBERS = tl.constexpr(2048)
-"""Partial sums of a segment that are added up at a time: rows x dimensions."""
+"""Elements (rows x dimensions) of partial sums that are added at a time."""
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _fold(
     value_factor,
     FORM: tl.constexpr,
 ):
-    """Add up the stored sums of rows in the order of their segments, from `first` to those before `ends`."""
+    """Add the stored sums of rows in segment order, from segment `first` to those before `ends`."""
     ROWS: tl.constexpr = is_row.shape[0]
     DIMS: tl.constexpr = min(FORM.head_block, max(_FOLD_NUMBERS // ROWS, 1))
     last_end = tl.max(tl.where(is_row, ends, 0))
@@ -86,7 +86,7 @@ def _count(
     value_factor,
     FORM: tl.constexpr,
 ):
-    """Count the sums that were stored for each row. If they are the last ones, add up all and reset the counter."""
+    """Count the stored sums of each row. After the last one, add all of them and reset the counter."""
     counters = partials.num_done + places + first * place_stride
     # All writes must be visible before the counter changes.
     tl.debug_barrier()
@@ -111,7 +111,8 @@ def _attend_item(
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Attend to segments that several requests share, of one token each: row r is member r // group of the item."""
+    """Attend to segments shared by several requests with one token each; row r belongs to member r // group of the
+    item."""
     NUM_HEADS: tl.constexpr = FORM.num_kv_heads * FORM.group
     item_ptr = work.items + item * _ITEM_WORDS
     first_member, num_members = tl.load(item_ptr), tl.load(item_ptr + 1)
@@ -176,7 +177,7 @@ def _attend_entry(
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Attend to segments of one request and key head, from a unit on; returns the next unit and its entry."""
+    """Attend to segments of one request and key head, starting at a unit; return the next unit and its entry."""
     NUM_HEADS: tl.constexpr = FORM.num_kv_heads * FORM.group
     entry_ptr = work.entries + entry * _ENTRY_WORDS
     request, first_row, num_rows = tl.load(entry_ptr), tl.load(entry_ptr + 1), tl.load(entry_ptr + 2)
@@ -221,7 +222,7 @@ def _attend_entry(
             FORM,
         )
         if first_partial >= 0:
-            # Read again, since there are no registers to keep what follows from it.
+            # Reload it: there are no registers to keep the values derived from it.
             first_row = tl.load(entry_ptr + 1)
             tokens, heads, _, _, is_row = query_rows(tensors, first_row, end_row, context_len, kv_head, FORM, ROWS)
             places = (tl.load(entry_ptr + 7) + tl.arange(0, ROWS) // FORM.group) * NUM_HEADS + heads
@@ -313,9 +314,9 @@ def split_kernel(
 ):
     """Compute all rows of requests with few rows, with the segments of their keys in parallel.
 
-    A program computes its share of the segments that requests share, and then its units of the line of the others.
-    If the segments of a row are in several programs, each stores its partial sums. A counter tells which program is the
-    last; that one adds up the sums in order and resets the counter.
+    A program computes its share of the segments that requests share, and then its range of the units of all requests.
+    If several programs compute segments of a row, each stores its partial sums. A counter tells which program is the
+    last one; that program adds the sums in order and resets the counter.
     """
     if SHARED_ROWS > 0:
         num_items = tl.load(work.num_items) * FORM.num_kv_heads

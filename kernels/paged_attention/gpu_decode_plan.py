@@ -1,6 +1,6 @@
-"""The plan of a step of decodes, made on the device: for steps whose lengths the host does not know.
+"""Makes the plan of a decode step on the device, for steps whose lengths the host does not know.
 
-It is the plan that `gpu_plan.write` makes of requests with one row each, if they share no segments.
+The plan equals the one that `gpu_plan.write` makes for requests with one row each that share no segments.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ _SEGMENT = tl.constexpr(SEGMENT)
 
 
 class _Lists(NamedTuple):
-    """Lists of a plan that are written; see `gpu_plan.Layout`."""
+    """The lists of a plan that are written here; see `gpu_plan.Layout`."""
 
     num_items: Tensor
     program_units: Tensor
@@ -30,10 +30,10 @@ def plan_decodes(words_W: Tensor, layout: Layout, grid: Grid, shape: AttentionSh
 
     Args:
         words_W: int32, on the device.
-        layout: where the lists go.
-        grid: of the kernels, with room for a request in a tile of the split kernel.
-        shape: of the model.
-        context_lens_R: int64; keys of each request, those of this step included. 0: no request; there is none after it.
+        layout: offsets of the lists.
+        grid: tiles and programs of the kernels; a tile of the split kernel must have room for a request.
+        shape: attention of the model.
+        context_lens_R: int64; keys of each request, including those of this step. 0: padding, only after all requests.
     """
     lists = _Lists(
         words_W[layout.num_items :],
@@ -42,7 +42,7 @@ def plan_decodes(words_W: Tensor, layout: Layout, grid: Grid, shape: AttentionSh
         words_W[layout.entries :],
     )
     window = shape.window or 0
-    # The first key of a request is that many keys before its last one.
+    # The first key of a request is at this distance before its last key.
     reach = window if shape.is_causal else window // 2 + 1
     _plan_decodes_kernel[(1,)](
         lists,
@@ -101,7 +101,7 @@ def _plan_decodes_kernel(
     tl.store(entries + 7, tl.cumsum(num_partials) - num_partials - firsts, mask=is_there)
     tl.debug_barrier()
 
-    # Each program looks for the request of its first unit: the last one that begins at or before it.
+    # Each program searches for the request of its first unit: the last one that begins at or before it.
     programs = tl.arange(0, PROGRAMS)
     begins = tl.minimum(programs * tl.cdiv(num_units, num_programs), num_units)
     has_units = (programs < num_programs) & (begins < num_units)
@@ -118,7 +118,7 @@ def _plan_decodes_kernel(
     first_of_found = tl.load(found_entries + 4, mask=has_units, other=0)
     first_unit = tl.load(found_entries + 5, mask=has_units, other=0)
     within = (begins - first_unit) % (tl.cdiv(len_of_found, _SEGMENT) - first_of_found)
-    # Without memory for its sums, a key head of a request is not divided.
+    # If there is no memory for its sums, a key head of a request is not split.
     limit = tl.max(tl.where(ends_of_partials <= max_partials, requests, -1))
     is_divisible = found <= limit
     tl.store(found_entries + 6, first_of_found, mask=has_units & is_divisible & (within > 0))

@@ -1,8 +1,8 @@
-"""The Triton kernels of `paged_attention` on a GPU for values that are the beginnings of keys: latent attention.
+"""The Triton kernels of `paged_attention` on a GPU for values that are the first part of keys: latent attention.
 
 A value is as long as several heads. Sums for 64 query rows would take all registers, and fewer rows are too few for
-wgmma: so queries are columns, as in `gpu_decode_kernel`. There are no registers for the total of all segments besides
-the sums of one, so each program has memory for its total. A segment is computed by the same loop in all kernels.
+wgmma, so queries are columns as in `gpu_decode_kernel`. There are no registers for both the total and the sums of one
+segment, so each program keeps its total in memory. All kernels compute a segment with the same loop.
 """
 
 import triton
@@ -22,15 +22,15 @@ from octavo.kernels.paged_attention.gpu_tile import (
 )
 
 _TOTAL_NUMBERS = tl.constexpr(2048)
-"""Sums of a segment that are added to the total at a time."""
+"""Elements of a segment's sums that are added to the total at a time."""
 
 
 @triton.jit
 def _find_slots(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the keys of the tile that begins at `start`, and their places in the cache.
+    """Return the keys of the tile that begins at `start`, and their cache slots.
 
-    At an edge, keys outside of [first_key, end_key) have the place of the nearest one: their weight is 0, but they are
-    values too, and 0 times what is not there might not be 0. Masks would take more registers, as would 64 bits.
+    At an edge, keys outside of [first_key, end_key) get the slot of the nearest key inside. Their weight is 0, but they
+    are also values, and 0 times unused memory might be NaN. Masks would take more registers, as would 64-bit indices.
     """
     TILE: tl.constexpr = FORM.tile
     BLOCK_SIZE: tl.constexpr = FORM.block_size
@@ -39,7 +39,7 @@ def _find_slots(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDG
     places = keys
     if IS_EDGE:
         places = tl.minimum(tl.maximum(keys, first_key), end_key - 1)
-    if BEGINS_BLOCK:  # reads the table once for each block
+    if BEGINS_BLOCK:  # reads the table once per block
         indices = start // BLOCK_SIZE + tl.arange(0, TILE // BLOCK_SIZE)
         if IS_EDGE:
             indices = tl.minimum(tl.maximum(indices, first_key // BLOCK_SIZE), (end_key - 1) // BLOCK_SIZE)
@@ -67,7 +67,7 @@ def attend_latent_segment(
 ):
     """Return the sums over the keys [begin, end) of a segment; see `gpu_decode_kernel`.
 
-    A tile of keys is read once: for scores together with its tails, and as values.
+    Each tile of keys is read once: for scores, together with the tails, and as values.
     """
     sums = tl.zeros(q.shape, tl.float32)
     weights = tl.zeros((NUM_ONES_OF_FEW, q.shape[1]), tl.float32)
@@ -108,13 +108,13 @@ def attend_latent_rows(
     scoring,
     FORM: tl.constexpr,
 ):
-    """Attend to segments, and store the sums of each, or the results of all.
+    """Attend to segments, and store the sums of each segment, or the final results.
 
     Args:
-        first_row_ptr: read again at the end, since there are no registers to keep what follows from it.
-        total_ptr: memory of this program for the total, and then for a segment.
+        first_row_ptr: reloaded at the end, because there are no registers to keep the values derived from it.
+        total_ptr: memory of this program for the total, followed by that for one segment.
         place: where the partial sums of segment 0 would be.
-        is_whole: the segments are all that rows see.
+        is_whole: whether the segments are all that the rows see.
     """
     ROWS: tl.constexpr = q.shape[1]
     DIMS: tl.constexpr = min(FORM.head_block, _TOTAL_NUMBERS // ROWS)
@@ -178,9 +178,9 @@ def latent_chunk_kernel(
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Compute tiles of query rows over all of their keys: of prompts and chunks.
+    """Compute tiles of query rows, of prompts and chunks, over all of their keys.
 
-    Each program computes the tiles of some heads, every so many, because each has memory for a total.
+    Each program computes every n-th tile, because it has memory for only one total.
     """
     total_ptr = totals + tl.program_id(0).to(tl.int64) * (2 * FORM.head_block * ROWS)
     for index in tl.range(tl.program_id(0), num_tiles * FORM.num_kv_heads, tl.num_programs(0), disable_licm=True):

@@ -1,13 +1,13 @@
 """Divides the attention of a step into work for the programs of a GPU. Pure: numpy, no GPU, no torch.
 
-Requests with few rows are split by segments of keys; otherwise the decode of one long request would be computed by one
-program per key head. A unit is a segment of a request for one key head. The units of a step are in one line, the
-segments of a key head side by side, and each program gets a piece of it. Only heads at the ends of pieces have their
-segments in several programs, and so partial sums in memory.
+Requests with few rows are split into segments of keys; otherwise one program per key head would compute the decode of
+one long request. A unit is a segment of a request for one key head. The units of a step form one sequence, in which the
+segments of a key head are adjacent. Each program gets a contiguous range of it. Only heads at the ends of a range have
+their segments in several programs, and so partial sums in memory.
 
-Segments that several requests share are not in that line. They are items: a tile of requests and a span of segments,
-whose keys are read once for the whole tile. Other requests are split into tiles of rows. The bits of a result are the
-same whatever the division.
+Segments that several requests share are not in that sequence. They form items: a tile of requests and a span of
+segments, whose keys are read once for the whole tile. Other requests are split into tiles of rows. The bits of a result
+do not depend on the division.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ Integers = Sequence[int] | npt.NDArray[np.integer]
 Longs = npt.NDArray[np.int64]
 
 SEGMENT = 256
-"""Keys of a segment. The number determines the order of summation."""
+"""Keys of a segment. The size determines the order of summation."""
 ENTRY_WORDS, ITEM_WORDS = 8, 4
-"""Words of an entry: request, first row, rows, keys, first segment of its own, first unit, first segment with partial
-sums (-1: none), and where the partial sums of segment 0 would be. Of an item: first member, members, first segment,
-end of the segments."""
+"""Words of an entry: request, first row, rows, keys, first segment that is not shared, first unit, first segment with
+partial sums (-1: none), and where the partial sums of segment 0 would be. Words of an item: first member, number of
+members, first segment, end of the segments."""
 
 _ALIGNMENT = 4
-"""Words. All lists are aligned to 16 bytes, so that kernels are compiled once."""
+"""Words to which lists are aligned: 16 bytes, so that kernels are compiled only once."""
 _PARTIAL_COST = 1 / 128
-"""Of writing and reading the partial sums of a query head over a segment, in units of reading its keys and values: 2 x
-4 bytes for 256 x 2 x 2, for each dimension of the heads."""
+"""Cost of writing and reading the partial sums of a query head over a segment, in units of reading its keys and values:
+2 x 4 bytes compared with 256 x 2 x 2, for each dimension of the heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +45,53 @@ class Limits:
     max_requests: int
     max_rows: int
     max_partials: int
-    """Partial sums of one row over one segment. Requests for which there is no room are not divided, which is slower
-    but gives the same result."""
+    """Maximum partial sums of one row over one segment. Requests for which there is no room are not split, which is
+    slower but gives the same result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The tiles of the kernels, and the programs of the split kernel."""
+    """The tiles of the kernels, and the number of programs of the split kernel."""
 
     chunk_tokens: int
-    """Adjacent tokens of a request, with their query heads, in a tile of the chunk kernel."""
+    """Adjacent tokens of a request in a tile of the chunk kernel, with all their query heads."""
     split_tokens: int
-    """The same of the split kernel. 0: no request is split."""
+    """The same for the split kernel. 0: no request is split."""
     shared_tokens: int
-    """Requests with one token in a tile of the split kernel for shared segments."""
+    """Requests with one token in a tile of the split kernel, for shared segments."""
     group: int
-    """Query heads of a key head."""
+    """Query heads per key head."""
     num_kv_heads: int
     num_programs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Offsets of a plan's lists in one array of int32, in words."""
+    """Offsets of a plan's lists in one int32 array, in words."""
 
     limits: Limits
     num_items: int
-    """How many items there are; no list."""
+    """Offset of the number of items (a single word)."""
     program_units: int
-    """The first unit of each program, and the end of all."""
+    """First unit of each program, and the end of the last."""
     program_entries: int
-    """The entry of that unit."""
+    """Entry of each program's first unit."""
     entries: int
     """The split requests."""
     members: int
-    """Entries that share segments, those of an item adjacent."""
+    """Entries that share segments; those of an item are adjacent."""
     items: int
     query_starts: int
     context_lens: int
     tile_requests: int
-    """-1 after the last tile."""
+    """Request of each tile; -1 after the last tile."""
     tile_rows: int
-    """The first row of each tile, in the step."""
+    """First row of each tile, in the step."""
     num_words: int
 
     @classmethod
     def of(cls, limits: Limits, grid: Grid) -> Self:
-        """Lay out the lists of all plans within limits."""
+        """Lay out the lists for all plans within limits."""
         # The last tile of each request may be partial.
         max_tiles = limits.max_rows // grid.chunk_tokens + limits.max_requests
         lengths = [
@@ -112,21 +112,21 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The sizes of a plan, which decide the kernels to launch, their grids, and what is copied to the device."""
+    """The sizes of a plan. They decide which kernels are launched, their grids, and what is copied to the device."""
 
     num_entries: int
     num_tiles: int
     num_split_words: int
-    """The split kernel reads only the first words; the lists of tiles come after them."""
+    """Words that the split kernel reads, at the beginning; the lists of tiles come after them."""
 
 
 def _max_items(limits: Limits, grid: Grid) -> int:
-    """Return an upper bound. A level has less than a tile for each request; spans add a few for each program."""
+    """Return an upper bound on items. A level has less than one tile per request; spans add a few per program."""
     return MAX_LEVELS * limits.max_requests + 3 * grid.num_programs
 
 
 def limits_of(grid: Grid, query_starts: Integers, context_lens: Integers) -> Limits:
-    """Return limits that a plan of this step keeps to, whatever the window."""
+    """Return limits that hold for the plan of this step, for any window."""
     starts, lens = np.asarray(query_starts, dtype=np.int64), np.asarray(context_lens, dtype=np.int64)
     rows, segments = np.diff(starts), -(-lens // SEGMENT)
     partials = np.where((rows <= grid.split_tokens) & (segments > 1), segments * rows, 0)
@@ -144,19 +144,19 @@ def write(  # long: the lists one after another, from the same arrays
 ) -> Counts:
     """Write the plan of a step to `words`.
 
-    Requests without rows and keys are padding, up to the size of a graph.
+    Requests without rows and keys are padding, up to the size of a CUDA graph.
 
     Args:
-        words: `layout.num_words` long.
-        layout: where the lists go.
-        grid: of the kernels.
-        shape: of the model.
+        words: output, `layout.num_words` long.
+        layout: offsets of the lists.
+        grid: tiles and programs of the kernels.
+        shape: attention of the model.
         query_starts: R + 1 offsets into the rows of the step.
-        context_lens: R; keys of each request, those of this step included.
-        prefixes: of the requests, as far as they are not padding. None: nothing is shared.
+        context_lens: R; keys of each request, including those of this step.
+        prefixes: prefixes of the requests, without padding; nothing is shared if `None`.
 
     Raises:
-        ValueError: more requests or rows than the layout has room for.
+        ValueError: there are more requests or rows than the layout has room for.
     """
     limits = layout.limits
     starts, lens = np.asarray(query_starts, dtype=np.int64), np.asarray(context_lens, dtype=np.int64)
@@ -169,7 +169,7 @@ def write(  # long: the lists one after another, from the same arrays
     firsts = _first_keys(shape, lens[requests] - rows[requests]) // SEGMENT
     shared = _Shared.nothing(len(requests))
     if prefixes is not None and shape.window is None and grid.shared_tokens > 1:
-        # Who shares stores the sums of all its segments.
+        # An entry that shares segments stores the sums of all its segments.
         has_room = (segments * rows[requests]).cumsum() <= limits.max_partials
         shareable = np.where(has_room & (rows[requests] == 1), (lens[requests] - 1) // SEGMENT, 0)
         groups = find_groups(
@@ -211,14 +211,14 @@ def _first_keys(shape: AttentionShape, positions: Longs) -> Longs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """What the split requests of a step share. E: entries."""
+    """What the split requests of a step share. E: number of entries."""
 
     members: Longs
-    """Entries."""
+    """Indices of entries."""
     items: Ints
-    """A row for each."""
+    """One row per item."""
     depths_E: Longs
-    """Segments that an entry shares, its first ones."""
+    """Number of shared segments of each entry, counted from its first one."""
 
     @classmethod
     def nothing(cls, num_entries: int) -> Self:
@@ -228,7 +228,7 @@ class _Shared:
 
     @classmethod
     def of(cls, groups: Groups, segments_E: Longs, grid: Grid) -> Self:
-        """Divide groups into items, of as many segments as keep all programs busy."""
+        """Divide groups into items, of such a number of segments that all programs are busy."""
         num_tiles = -(-groups.num_members // grid.shared_tokens)
         units = int(num_tiles @ (groups.end_segments - groups.first_segments) + (segments_E - groups.depths_E).sum())
         span = max(1, _piece(units * grid.num_kv_heads, grid) // 2)
@@ -236,7 +236,7 @@ class _Shared:
 
 
 def _piece(num_units: int, grid: Grid) -> int:
-    """Return the units of a program."""
+    """Return the number of units of a program."""
     return -(-num_units // grid.num_programs)
 
 
@@ -250,7 +250,7 @@ def _divide(
     shared: _Shared,
     max_partials: int,
 ) -> None:
-    """Divide the units that entries do not share evenly, and complete the entries."""
+    """Divide the units that are not shared evenly between programs, and complete the entries."""
     heads, num_programs = grid.num_kv_heads, grid.num_programs
     own_firsts = np.maximum(firsts, shared.depths_E)
     num_own = segments - own_firsts
@@ -269,7 +269,7 @@ def _divide(
         programs *= piece
     begins = np.minimum(programs, num_units)
 
-    # The sums of an entry whose segments are in several programs need memory.
+    # An entry whose segments are in several programs needs memory for sums.
     is_shared = shared.depths_E > 0
     num_partials = (segments - firsts) * entries[:, 2]
     room = max_partials - int(num_partials[is_shared].sum())
@@ -292,7 +292,8 @@ def _divide(
 
 
 def _tiles(starts: Longs, lens: Longs, rows: Longs, tokens: int) -> tuple[Longs, Longs]:
-    """Return request and first row of each tile, those with the most keys first, so that the last ones are short."""
+    """Return request and first row of each tile. Tiles with the most keys come first, so that the last ones are
+    short."""
     tiles = -(-rows // tokens)
     if not tiles.any():
         return tiles[:0], tiles[:0]

@@ -1,4 +1,5 @@
-"""The Triton kernel of `paged_attention` for prompts and chunks: a program takes a tile of query rows over all keys."""
+"""The Triton kernel of `paged_attention` for prompts and chunks: one program computes a tile of query rows over all
+keys."""
 
 import triton
 import triton.language as tl
@@ -49,12 +50,12 @@ def _add_tile(
 ):
     """Return state and total after the tile of keys that begins at `start`, a multiple of `FORM.tile`.
 
-    The total changes only if there is `wgmma`: then the first tile of a segment adds the state of the one before,
-    between its two products. Elsewhere the product with values would still be running, and ptxas would make every
-    `wgmma` wait for the one before.
+    The total changes only if there is `wgmma`. Then the first tile of a segment adds the state of the segment before,
+    between its two products. At any other place the product with values would still be running, and ptxas would
+    serialize all `wgmma` instructions.
 
-    At an edge a row sees the keys from `first_seen` to its position, or to as many after it, and keys outside of
-    [first_key, end_key) are not read; elsewhere every row sees the whole tile.
+    At an edge, a row sees the keys from `first_seen` to its position, or to a fixed distance after it, and keys outside
+    of [first_key, end_key) are not read. Elsewhere every row sees the complete tile.
     """
     sums, weights, largest = state
     keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
@@ -89,7 +90,7 @@ def chunk_kernel(
     ROWS: tl.constexpr,
     HAS_WGMMA: tl.constexpr,
 ):
-    """Compute one tile of query rows over all of its keys. Program i is for key head i % FORM.num_kv_heads."""
+    """Compute one tile of query rows over all of its keys. Program i computes key head i % FORM.num_kv_heads."""
     tile = tl.program_id(0) // FORM.num_kv_heads
     kv_head = tl.program_id(0) % FORM.num_kv_heads
     request = tl.load(tiles.requests + tile)
@@ -132,7 +133,7 @@ def chunk_kernel(
             begin, end = first_whole, end_whole
         else:
             begin, end = end_whole, end_key
-        # The edges are a tile or two: filling a longer pipeline would cost more than it hides.
+        # The edges are one or two tiles: filling a longer pipeline would cost more than it hides.
         for start in tl.range(begin, end, FORM.tile, num_stages=None if PART == 1 else 2):
             state, total = _add_tile(
                 state,

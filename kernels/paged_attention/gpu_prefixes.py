@@ -1,8 +1,8 @@
-"""Finds the requests of a step that share the keys at their beginning. Pure: numpy, no GPU, no torch.
+"""Finds the requests of a step that share keys at their beginning. Pure: numpy, no GPU, no torch.
 
-Requests share blocks through the prefix cache. A segment has a label that says which blocks it lies in; requests with
-equal labels up to some segment have the same keys up to there. Labels change only when blocks are added to a request,
-so a step compares a number for each segment, and only of requests whose first segments are the same.
+Requests share blocks through the prefix cache. The label of a segment identifies the blocks that it lies in and all
+blocks before. Requests with equal labels at some segment have the same keys up to there. Labels change only when blocks
+are added to a request, so a step compares one number per segment, and only for requests with the same first segment.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 MAX_LEVELS = 3
-"""How deep groups of requests may be nested, as with a system prompt, a document, and questions about it."""
+"""Maximum nesting of groups, as for a system prompt, a document, and questions about it."""
 _MAX_LABELS = 1 << 16
-"""Labels that are remembered. A forgotten one loses a chance to share, never a result."""
+"""Maximum labels that are remembered. Forgetting one loses a chance to share, never a result."""
 
 
 class SegmentLabels:
-    """The labels of the segments of each slot's request; row s of `labels_SX` is for slot s.
+    """The labels of the segments of each slot's request; row s of `labels_SX` belongs to slot s.
 
     Args:
-        num_slots: requests at most.
-        num_blocks: of a request at most.
+        num_slots: maximum number of requests.
+        num_blocks: maximum number of blocks of a request.
         block_size: tokens of a block.
         segment: tokens of a segment.
     """
@@ -37,7 +37,7 @@ class SegmentLabels:
         self._block_ids = np.zeros((num_slots, num_blocks), dtype=np.int32)
         self._block_size, self._segment = block_size, segment
         numbers = count(1)
-        # The blocks alone do not tell the segment if blocks are larger than segments.
+        # If blocks are larger than segments, the blocks alone do not identify the segment.
         self._label_of = lru_cache(_MAX_LABELS)(lambda index, block_ids: next(numbers))
 
     @classmethod
@@ -49,7 +49,7 @@ class SegmentLabels:
         return labels
 
     def write(self, slot: int, start: int, block_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Label the segments that are complete once a slot has these blocks, after its first `start`."""
+        """Label the segments that are complete once a slot has these blocks, which follow its first `start` blocks."""
         end = start + len(block_ids)
         blocks, size, segment = self._block_ids[slot], self._block_size, self._segment
         blocks[start:end] = block_ids
@@ -60,7 +60,7 @@ class SegmentLabels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefixes:
-    """The labels of a step's requests: those of request r are row `slots_R[r]` of `labels_SX`."""
+    """The labels of a step's requests; those of request r are row `slots_R[r]` of `labels_SX`."""
 
     labels_SX: Ints
     slots_R: Ints
@@ -68,33 +68,33 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Entries that share segments, in N groups. An entry can be in several groups, with later segments in each."""
+    """Entries that share segments, in N groups. An entry can be in several groups, each with later segments."""
 
     members: Ints
-    """Entries, those of a group adjacent."""
+    """Indices of entries; those of a group are adjacent."""
     first_members: Ints
-    """N; indices into `members`."""
+    """N; index of each group's first member in `members`."""
     num_members: Ints
-    """N."""
+    """N; number of members."""
     first_segments: Ints
-    """N."""
+    """N; first shared segment."""
     end_segments: Ints
-    """N."""
+    """N; end of the shared segments."""
     depths_E: Ints
-    """Of each entry, how many of its first segments it shares."""
+    """For each entry, how many of its first segments it shares."""
 
 
 def find_groups(  # long: one algorithm, whose arrays all have the order of the members
     labels_SX: Ints, slots_E: Ints, limits_E: Ints, segments_E: Ints, partial_cost: float
 ) -> Groups | None:
-    """Find groups of entries with equal labels; None: nothing is shared.
+    """Return groups of entries with equal labels; `None` if nothing is shared.
 
     Args:
         labels_SX: see `SegmentLabels`.
-        slots_E: of the entries.
-        limits_E: how many of its first segments each may share.
-        segments_E: all segments of each.
-        partial_cost: of storing and adding the sums of one entry over a segment, in units of reading a segment.
+        slots_E: slots of the entries.
+        limits_E: how many of its first segments each entry may share.
+        segments_E: number of segments of each entry.
+        partial_cost: cost of storing and adding the sums of one entry over a segment, in units of reading a segment.
     """
     members = _with_company(labels_SX, slots_E, limits_E)
     if not len(members):
@@ -105,7 +105,8 @@ def find_groups(  # long: one algorithm, whose arrays all have the order of the 
     groups_of = depths
     levels: list[tuple[Ints, Ints, Ints, Ints]] = []
     for level in range(MAX_LEVELS):
-        # Sort each group by the label after those that all of it share; members without one are alone.
+        # Sort each group by the label after the segments that all its members share; members without such a label are
+        # alone.
         is_labelled = depths < limits[order]
         labels = np.where(is_labelled, labels_MX[order, np.where(is_labelled, depths, 0)], -1 - order)
         by_label = np.lexsort((labels, groups_of))
@@ -121,7 +122,7 @@ def find_groups(  # long: one algorithm, whose arrays all have the order of the 
         agreed = np.where(differs_MX.any(axis=1), differs_MX.argmax(axis=1), labels_MX.shape[1])
         begins, ends = depths[firsts], np.minimum.reduceat(np.minimum(agreed, limits[order]), firsts)
         if level == 0:
-            # Members store the sums of all their segments, which they would not if they were alone.
+            # Members store the sums of all their segments, which they would not need if they were alone.
             num_partials = np.add.reduceat(segments_E[members[order]], firsts)
             is_group &= (sizes - 1) * ends > partial_cost * num_partials
             limits[order[np.repeat(~is_group, sizes)]] = 0
@@ -136,7 +137,7 @@ def find_groups(  # long: one algorithm, whose arrays all have the order of the 
 
 
 def items_of(groups: Groups, span: int, max_members: int) -> npt.NDArray[np.int32]:
-    """Divide groups into items: first member, members, first segment and end of the segments of each.
+    """Divide groups into items: first member, number of members, first segment and end of the segments of each.
 
     The items of a span of segments are adjacent, so that programs read it at about the same time.
     """
@@ -153,7 +154,8 @@ def items_of(groups: Groups, span: int, max_members: int) -> npt.NDArray[np.int3
 
 
 def _with_company(labels_SX: Ints, slots_E: Ints, limits_E: Ints) -> Ints:
-    """Return the entries whose first segment is another one's too, those with the same one adjacent."""
+    """Return the entries that have their first segment in common with another entry; those with the same one are
+    adjacent."""
     entries = (limits_E > 0).nonzero()[0]
     labels = labels_SX[slots_E[entries], 0]
     order = labels.argsort(kind="stable")

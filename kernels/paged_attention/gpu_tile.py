@@ -1,12 +1,12 @@
-"""What the kernels of `paged_attention` on a GPU share: reading queries and keys, and two segments put together.
+"""Shared by the GPU kernels of `paged_attention`: reading queries and keys, and combining segments.
 
-A tile of query rows holds adjacent tokens of one request with all query heads of one key head: row r is token r //
-group and head r % group, so keys are read once for all of them. In the split kernel they are columns.
+A tile of query rows holds adjacent tokens of one request, with all query heads of one key head. Row r is token r //
+group and head r % group, so keys are read once for all of them. In the split kernel these rows are columns.
 
 These rules make the result of a row the same in each kernel:
 
 * Keys are taken in tiles of one size, anchored at position 0, with a running maximum (online softmax: Milakov and
-  Gimelshein 2018). After each segment of tiles the sums begin anew; those of the segments are added up in order.
+  Gimelshein 2018). After each segment of tiles the sums restart; the sums of the segments are added in order.
 * Sums over keys are computed only by matrix products, in which each element is one chain of additions whatever the
   shape of the tile; the sum of the weights is a product with ones. `tl.sum` would add in an order that the compiler
   derives from the numbers of rows and warps. A maximum is exact in any order.
@@ -27,15 +27,15 @@ from octavo.kernels.paged_attention.int8_cache import SCALE_BYTES
 _LOG2_E = tl.constexpr(log2(e))
 _SCALE_BYTES = tl.constexpr(SCALE_BYTES)
 VALUE_SCALE_FACTOR = tl.constexpr(64.0)
-"""Of the scales of values in 8-bit integers, which weights are multiplied by: far from the subnormal float16s."""
+"""Factor of the scales of int8 values, which weights are multiplied by: keeps them away from float16's subnormals."""
 NUM_ONES = tl.constexpr(8)
 NUM_ONES_OF_FEW = tl.constexpr(16)
-"""Columns of the matrix of ones that weights are multiplied by: the fewest that every GPU supports."""
+"""Columns of the matrix of ones that weights are multiplied by: the minimum that every GPU supports."""
 
 
 @triton.jit
 def along(vector, AXIS: tl.constexpr):
-    """Return a vector as a matrix with one row or column, whose elements are along the axis."""
+    """Return a vector as a matrix with one row or column, with its elements along the axis."""
     return tl.expand_dims(vector, 1 - AXIS)
 
 
@@ -46,7 +46,7 @@ def query_rows(tensors, first_row, end_row, context_len, kv_head, FORM: tl.const
     tokens = first_row + rows // FORM.group
     heads = kv_head * FORM.group + rows % FORM.group
     is_row = (rows < ROWS // FORM.group * FORM.group) & (tokens < end_row)
-    # Padding rows repeat the last one, whose keys are read anyway.
+    # Padding rows repeat the last row, whose keys are read anyway.
     positions = tl.minimum(context_len - end_row + tokens, context_len - 1)
     slopes = positions
     if FORM.has_slopes:
@@ -56,7 +56,7 @@ def query_rows(tensors, first_row, end_row, context_len, kv_head, FORM: tl.const
 
 @triton.jit
 def load_queries(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr, QUERY_AXIS: tl.constexpr):
-    """Return the queries of a tile, with 0 as padding, as the rows (axis 0) or the columns of a matrix."""
+    """Return the queries of a tile as rows (axis 0) or columns of a matrix, padded with 0."""
     dims = tl.arange(0, FORM.head_block)
     is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
     offsets = tokens * strides.row + heads * strides.head
@@ -65,20 +65,20 @@ def load_queries(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr, QU
 
 @triton.jit
 def load_latent_queries(tensors, strides, tokens, heads, FORM: tl.constexpr):
-    """Return the queries of tokens and heads as columns: what is multiplied with values, and with the tails of keys.
+    """Return queries as columns: the part that is multiplied with values, and the part for the tails of keys.
 
-    Tokens and heads exist, also for columns that nobody needs: masks would take more registers than there are.
+    Tokens and heads must exist even for columns that are not used: masks would take more registers than there are.
     """
     tokens_ptr = tensors.q + (tokens * strides.row + heads * strides.head)[None, :]
     q = load_part(tokens_ptr, 0, FORM.head_dim, FORM.head_block, 0)
     q_tail = load_part(tokens_ptr, FORM.head_dim, FORM.tail_dim, FORM.tail_block, 0)
-    tl.debug_barrier()  # the registers of the queries are free before others are needed
+    tl.debug_barrier()  # frees the registers of the queries before others are allocated
     return q, q_tail
 
 
 @triton.jit
 def load_part(pointers, first, DIM: tl.constexpr, BLOCK: tl.constexpr, AXIS: tl.constexpr):
-    """Return the numbers [first, first + DIM) of vectors along an axis, with 0 as padding."""
+    """Return the elements [first, first + DIM) of vectors along an axis, padded with 0."""
     dims = tl.arange(0, BLOCK)
     if BLOCK > DIM:
         part = tl.load(pointers + first + along(dims, AXIS), mask=along(dims < DIM, AXIS), other=0.0)
@@ -89,7 +89,7 @@ def load_part(pointers, first, DIM: tl.constexpr, BLOCK: tl.constexpr, AXIS: tl.
 
 @triton.jit
 def store_rows(pointer, rows, values, is_row, FORM: tl.constexpr, QUERY_AXIS: tl.constexpr):
-    """Store the values of a tile in contiguous rows of `FORM.head_dim` numbers."""
+    """Store the values of a tile in contiguous rows of `FORM.head_dim` elements."""
     dims = tl.arange(0, FORM.head_block)
     is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
     places = pointer + along(rows * FORM.head_dim, QUERY_AXIS) + along(dims, 1 - QUERY_AXIS)
@@ -106,15 +106,15 @@ def store_partial(partials, places, sums, weight, largest, is_row, FORM: tl.cons
 
 @triton.jit
 def find_keys(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the keys of the tile that begins at `start`, a multiple of the tile, and their places in the cache.
+    """Return the keys of the tile that begins at `start`, a multiple of the tile, and their cache slots.
 
-    At an edge, keys whose block has no keys of [first_key, end_key) have places in the next block that has some.
+    At an edge, keys in blocks without any key of [first_key, end_key) get slots of the nearest block that has some.
     """
     TILE: tl.constexpr = FORM.tile
     BLOCK_SIZE: tl.constexpr = FORM.block_size
     BEGINS_BLOCK: tl.constexpr = TILE % BLOCK_SIZE == 0
     keys = start + tl.arange(0, TILE)
-    if BEGINS_BLOCK:  # reads the table once for each block, and computes slots outside of the loop
+    if BEGINS_BLOCK:  # reads the table once per block, and computes slots outside of the loop
         slots = tl.arange(0, TILE) % BLOCK_SIZE
         indices = start // BLOCK_SIZE + tl.arange(0, TILE // BLOCK_SIZE)
     else:
@@ -129,7 +129,8 @@ def find_keys(table_ptr, start, first_key, end_key, FORM: tl.constexpr, IS_EDGE:
 
 @triton.jit
 def load_keys(head_ptr, slots, is_key, FORM: tl.constexpr, KEY_AXIS: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the keys or values of a tile, with 0 as padding. Only what must be is masked: it costs instructions."""
+    """Return the keys or values of a tile, padded with 0. Only necessary elements are masked, because masks cost
+    instructions."""
     dims = tl.arange(0, FORM.head_block)
     places = head_ptr + along(slots, KEY_AXIS) + along(dims, 1 - KEY_AXIS)
     is_dim = along(dims < FORM.head_dim, 1 - KEY_AXIS)
@@ -147,7 +148,7 @@ def load_keys(head_ptr, slots, is_key, FORM: tl.constexpr, KEY_AXIS: tl.constexp
 
 @triton.jit
 def load_scales(head_ptr, keys, slots, is_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
-    """Return the scales of a tile's keys or values in 8-bit integers, 0 for others; see `int8_cache`."""
+    """Return the scales of a tile's int8 keys or values, 0 for others; see `int8_cache`."""
     in_block = keys % FORM.block_size
     places = slots + (FORM.block_size * FORM.head_dim - in_block * (FORM.slot_stride - _SCALE_BYTES))
     pointers = (head_ptr + places).to(tl.pointer_type(tl.float32), bitcast=True)
@@ -156,13 +157,13 @@ def load_scales(head_ptr, keys, slots, is_key, FORM: tl.constexpr, IS_EDGE: tl.c
 
 @triton.jit
 def _finite(largest):
-    """Return what is subtracted from scores: the largest one, or 0 for rows that see nothing."""
+    """Return the number that is subtracted from scores: the largest one, or 0 for rows that see nothing."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
 @triton.jit
 def first_seen(positions, scoring, FORM: tl.constexpr):
-    """Return the first position that is seen from each of these: see `AttentionShape.first_key`."""
+    """Return the first position that is visible from each position: see `AttentionShape.first_key`."""
     if FORM.is_chunked:
         first = positions // scoring.window * scoring.window
     elif not FORM.is_causal:
@@ -174,7 +175,7 @@ def first_seen(positions, scoring, FORM: tl.constexpr):
 
 @triton.jit
 def with_sinks(weight, largest, heads, is_row, tensors):
-    """Return the sums of the weights of all keys with those of the sinks, which have no values."""
+    """Return the weight sums of all keys, including the weights of the sinks, which have no values."""
     if tensors.sinks is not None:
         sinks = tl.load(tensors.sinks + heads, mask=is_row, other=0.0) * _LOG2_E
         weight += tl.exp2(sinks - _finite(largest))
@@ -211,11 +212,11 @@ def weigh(
     """Return the weights of a tile's keys, the factor of the sums before, and the largest scores.
 
     Args:
-        products: of queries and keys.
-        largest: scores before this tile.
-        end_key: the end of the keys that rows see.
-        IS_EDGE: a row sees the keys from `first_seen` to its position, or to as many after it; elsewhere every row sees
-            the whole tile.
+        products: products of queries and keys.
+        largest: largest scores before this tile.
+        end_key: end of the keys that rows see.
+        IS_EDGE: whether a row sees only the keys from `first_seen` to its position, or to a fixed distance after it;
+            otherwise every row sees the complete tile.
     """
     keys, positions = along(keys, 1 - QUERY_AXIS), along(positions, QUERY_AXIS)
     scores, factor = products, scoring.factor
@@ -237,7 +238,7 @@ def weigh(
 
 @triton.jit
 def weight_of(weights, AXIS: tl.constexpr):
-    """Return the sum of the weights of each query: along the other axis, a product with ones is the same number."""
+    """Return the sum of each query's weights. For the other axis, a product with ones gives the same number."""
     return tl.max(weights, axis=AXIS)
 
 
@@ -259,7 +260,7 @@ def add_weights(total_weight, total_largest, weight, largest):
 
 @triton.jit
 def add_segment(total, sums, weight, largest, QUERY_AXIS: tl.constexpr = 0):
-    """Return the total over all segments so far after the next one."""
+    """Return the total over all segments, including the next one."""
     total_sums, total_weight, total_largest = total
     new_largest = tl.maximum(total_largest, largest)
     subtracted = _finite(new_largest)

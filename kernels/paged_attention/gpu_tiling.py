@@ -1,4 +1,4 @@
-"""How tiles of `paged_attention` on a GPU are chosen: their rows and keys, and the launch options of its kernels."""
+"""How tiles of the GPU kernels of `paged_attention` are chosen: their rows and keys, and launch options."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,23 +12,23 @@ from octavo.kernels.paged_attention.shape import AttentionShape
 
 MAX_HEAD_DIM = 256
 MAX_LATENT_DIM, MAX_TAIL_DIM = 512, 64
-"""Of values that are the beginnings of keys, and of the rest of such a key."""
+"""Maximum dimensions of values that are the first part of keys, and of the tail of such a key."""
 
 _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
 """Hopper's wgmma needs heads of 64 dimensions and 16 columns. For smaller tiles one of the two kernels would use
 another instruction, which might round differently."""
 _LATENT_ROWS, _FEW_LATENT_ROWS = 32, 16
-"""Most query heads in a tile if values are parts of keys: on Hopper, and on other GPUs, where more spill registers."""
+"""Maximum query heads in a tile of latent keys: on Hopper, and on other GPUs, where more would spill registers."""
 _SHARED_ROWS = 32
-"""Query heads in a tile of requests that share keys. More do not fit into the registers."""
+"""Query heads in a tile of requests that share keys. More do not fit the registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Tiles of keys and launch options, chosen by the registers and shared memory that the compiler reports.
 
-    The tile determines the order of sums, so both kernels use the same one. Reading the block table, and wgmma, which
-    reads a tile while others are loaded, occupy pipeline stages: of 5 stages, one or two load tiles.
+    The tile determines the order of sums, so both kernels use the same tile. Reading the block table occupies pipeline
+    stages, and so does wgmma, which reads a tile while others are loaded. Of 5 stages, one or two load tiles.
     """
 
     tile: int
@@ -68,10 +68,10 @@ def architecture() -> int:
 
 
 def tiled(shape: AttentionShape) -> AttentionShape:
-    """Return the shape as the kernels see it: the query heads of a latent key in groups that tiles have room for.
+    """Return the shape as the kernels see it: the query heads of a latent key are divided into groups that fit a tile.
 
     Raises:
-        ShapeError: there are no tiles for it.
+        ShapeError: there are no tiles for this shape.
     """
     if shape.key_value_dim is None:
         has_tiles = shape.head_dim <= MAX_HEAD_DIM and shape.group <= chunk_rows(shape)
@@ -92,33 +92,33 @@ def tiled(shape: AttentionShape) -> AttentionShape:
 
 
 def head_block(shape: AttentionShape) -> int:
-    """Return the dimensions of a head as tiles have them."""
+    """Return the padded head dimension of tiles."""
     return max(int(triton.next_power_of_2(shape.value_dim)), _MIN_HEAD_BLOCK)
 
 
 def chunk_rows(shape: AttentionShape) -> int:
-    """Return the rows of a tile of a chunk."""
+    """Return the number of rows of a chunk tile."""
     if shape.key_value_dim is not None:
         return latent_rows()
     return 128 if head_block(shape) <= 128 else 64
 
 
 def split_rows(shape: AttentionShape) -> int:
-    """Return the rows of a tile of decodes."""
+    """Return the number of rows of a decode tile."""
     most = _MAX_SPLIT_ROWS if shape.key_value_dim is None else latent_rows()
     return max(min(int(triton.next_power_of_2(shape.group)), most), _MIN_SPLIT_ROWS)
 
 
 def latent_rows() -> int:
-    """Return the most query heads in a tile of a latent key."""
+    """Return the maximum query heads in a tile of a latent key."""
     return _LATENT_ROWS if architecture() // 10 == 9 else _FEW_LATENT_ROWS
 
 
 def shared_rows(shape: AttentionShape) -> int:
-    """Return the rows of a tile of requests that share keys."""
+    """Return the number of rows of a tile of requests that share keys."""
     return _SHARED_ROWS if shape.key_value_dim is None else min(_SHARED_ROWS, latent_rows())
 
 
 def can_share(shape: AttentionShape) -> bool:
-    """Return whether requests share keys: with a window, they see different ones."""
+    """Return whether requests can share keys. With a window, they see different ones."""
     return shape.window is None and shared_rows(shape) // shape.group > 1

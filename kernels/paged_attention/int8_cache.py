@@ -1,7 +1,7 @@
-"""The tensors of caches of 8-bit integers on GPUs. Behind the levels of a head's slots in a block are their scales.
+"""The tensors of int8 caches on GPUs. In each block, the scales of a head's slots follow their levels.
 
-A block of a head is `block_size` rows of levels, -127 to 127, and then `block_size` float32 scales: the order of the
-native cache, with blocks in place of groups of 16 slots. A key or value is its levels times its scale.
+A block of a head is `block_size` rows of levels, -127 to 127, and then `block_size` float32 scales. This is the order
+of the native cache, with blocks in place of groups of 16 slots. A key or value is its levels times its scale.
 """
 
 import torch
@@ -21,7 +21,7 @@ def block_bytes(block_size: int, num_kv_heads: int, head_dim: int) -> int:
 def empty_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, device: torch.device | str
 ) -> Tensor:
-    """Return the memory of keys or values, bytes of shape (blocks, heads, bytes of a block of one head).
+    """Return uninitialized memory for keys or values: bytes, shape (blocks, heads, bytes of a block of one head).
 
     Raises:
         ShapeError: scales would not be aligned.
@@ -35,7 +35,8 @@ def empty_cache(
 
 
 def levels_of(memory: Tensor, block_size: int) -> Tensor:
-    """Return the levels as kernels take them, a view of shape PSKH (blocks, slots, key heads, head dimension)."""
+    """Return the levels in the form that kernels read, a view of shape PSKH (blocks, slots, key heads, head
+    dimension)."""
     num_blocks, num_kv_heads, size = memory.shape
     head_dim = size // block_size - SCALE_BYTES
     return memory.as_strided((num_blocks, block_size, num_kv_heads, head_dim), (num_kv_heads * size, head_dim, size, 1))
@@ -52,7 +53,8 @@ def scales_of(cache_PSKH: Tensor) -> Tensor:
 
 
 def can_hold(cache_PSKH: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether kernels of GPUs store keys or values of a type in a cache: in theirs, float8 or these integers."""
+    """Return whether GPU kernels can store keys or values of `dtype` in a cache: its own dtype, float8 or these
+    integers."""
     if cache_PSKH.dtype != torch.int8:
         return cache_PSKH.dtype in (dtype, torch.float8_e4m3fn)
     _, block_size, num_kv_heads, head_dim = cache_PSKH.shape
@@ -61,7 +63,7 @@ def can_hold(cache_PSKH: Tensor, dtype: torch.dtype) -> bool:
 
 
 def quantized(x_TKH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return levels and scales TK1 of keys or values; the scale is NaN if a number is not finite."""
+    """Return levels, and scales TK1, of keys or values; the scale is NaN if an element is not finite."""
     x_TKH = x_TKH.float()
     scale_TK1 = x_TKH.abs().amax(2, keepdim=True) / LARGEST
     scale_TK1 += (x_TKH * 0).sum(2, keepdim=True)
@@ -71,5 +73,5 @@ def quantized(x_TKH: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def numbers_of(cache_PSKH: Tensor) -> Tensor:
-    """Return keys or values, float32."""
+    """Return keys or values as float32."""
     return cache_PSKH.float() * scales_of(cache_PSKH)

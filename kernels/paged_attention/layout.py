@@ -12,7 +12,7 @@ from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES, allo
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 GROUP_SLOTS = 16
-"""Slots that are stored together, whatever the block size."""
+"""Slots that are stored together, for any block size."""
 MAX_HEAD_DIM = 576
 
 _SCALE_BYTES = 4
@@ -33,7 +33,7 @@ class LayoutArguments(ctypes.Structure):
 
     @classmethod
     def of(cls, layout: "CacheLayout") -> Self:
-        """Mirror a layout."""
+        """Return the C++ structure of a layout."""
         return cls(
             layout.num_kv_heads,
             layout.head_dim,
@@ -49,18 +49,19 @@ class CacheLayout:
     """The cache of one layer.
 
     Raises:
-        ValueError: heads of more than `MAX_HEAD_DIM`, or a type that no cache has.
+        ValueError: heads have more than `MAX_HEAD_DIM` dimensions, or no cache has this dtype.
     """
 
     dtype: torch.dtype
-    """float32, bfloat16, float16, int8 or float8_e4m3fn; int8 numbers have a float32 factor for each slot and head."""
+    """float32, bfloat16, float16, int8 or float8_e4m3fn; int8 has a float32 factor for each slot and head."""
     block_size: int
     num_kv_heads: int
     head_dim: int
     cache_group: int = 0
-    """Which of a step's groups the layer belongs to: whose slots and block table it uses."""
+    """Index of the layer's cache group in a step, whose slots and block table it uses."""
     key_value_dim: int | None = None
-    """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
+    """Values are the first `key_value_dim` elements of keys and are not stored; `None` if they are stored, as long as
+    keys."""
 
     def __post_init__(self) -> None:
         if self.head_dim > MAX_HEAD_DIM:
@@ -93,12 +94,12 @@ class CacheLayout:
         """Return a copy of the keys of consecutive slots in float32, shape SKH.
 
         Args:
-            buffer: of a layer's keys.
-            first: slot.
-            count: of slots.
+            buffer: keys of a layer.
+            first: first slot.
+            count: number of slots.
 
         Raises:
-            ValueError: the cache holds numbers of 8 bits.
+            ValueError: the cache holds 8-bit elements.
         """
         if self.dtype.itemsize == 1:
             raise ValueError(f"the keys of a cache of {self.dtype} are not read back")
@@ -111,17 +112,18 @@ class CacheLayout:
     def allocate(self, num_blocks: int, index: int = 0, num_layers: int = 1) -> tuple[Tensor, Tensor]:
         """Return the buffers of one layer's keys and values. Their pages are allocated on the first write.
 
-        If values are not stored, it is the same buffer twice. Together they are `num_blocks * block_bytes` long, and up
-        to two groups more if groups span blocks.
+        If values are not stored, both are the same buffer. Together they take `num_blocks * block_bytes` bytes, and up
+        to two more groups if groups span blocks.
 
         Args:
-            num_blocks: of the buffers.
-            index: of the layer, from 0 to `num_layers` - 1. Each buffer begins elsewhere in a huge page. Otherwise all
-                of them would reach the end of a page in the same step, which would wait for all of the new pages.
-            num_layers: that use the same blocks.
+            num_blocks: number of blocks.
+            index: index of the layer, from 0 to `num_layers` - 1. Each layer's buffer begins at another offset in a
+                huge page. Otherwise all of them would reach the end of a page in the same step, which would wait for
+                all new pages.
+            num_layers: number of layers that use the same blocks.
 
         Raises:
-            MemoryError: the system refuses to reserve that much.
+            MemoryError: the system cannot reserve that much.
         """
         num_groups = -(-num_blocks * self.block_size // GROUP_SLOTS)
         num_bytes = num_groups * GROUP_SLOTS * self.slot_bytes

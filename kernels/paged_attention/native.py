@@ -30,7 +30,7 @@ class ShapeArguments(ctypes.Structure):
 
     @classmethod
     def of(cls, shape: "AttentionShape", layout: CacheLayout) -> Self:
-        """Mirror the shape of a model's attention and its cache.
+        """Return the C++ structure for a model's attention and its cache.
 
         Raises:
             ValueError: they do not match, or the scale is not positive.
@@ -56,7 +56,7 @@ class ShapeArguments(ctypes.Structure):
 
 
 class PlanAttentionArguments(Arguments):
-    """See `PlanArgs`. Run by one thread, which plans for as many as there are."""
+    """See `PlanArgs`. One thread runs it and plans for all threads."""
 
     _fields_ = (
         ("shape", ShapeArguments),
@@ -85,9 +85,9 @@ class PagedAttentionArguments(Arguments):
 def workspace_bytes(
     library: NativeLibrary, shape: ShapeArguments, max_rows: int, max_context: int, num_threads: int
 ) -> int:
-    """Return the bytes of the workspace for steps of at most this many rows, keys per request and threads.
+    """Return the bytes of the workspace for steps with at most this many rows, keys per request and threads.
 
-    Most of it holds the sums of split requests, and is written only while there are few long requests.
+    Most of it holds the sums of split requests, and is written only if there are few long requests.
     """
     count = library.function("attention_workspace_bytes", [ctypes.c_void_p, *[ctypes.c_int64] * 3], ctypes.c_int64)
     return int(count(ctypes.addressof(shape), max_rows, max_context, num_threads))

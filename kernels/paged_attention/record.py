@@ -1,4 +1,4 @@
-"""The place of attention in a program: planned once, then one operation for each layer."""
+"""Records attention in a program: planned once, then one operation for each layer."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from octavo.kernels.native.value import Buffer, Form, Node, Recorder, as_tensor,
 from octavo.kernels.paged_attention.native import PagedAttentionArguments, PlanAttentionArguments, ShapeArguments
 
 _PAIRED = (TYPES[torch.bfloat16], TYPES[torch.float8_e4m3fn])
-"""Caches that are multiplied as bfloat16."""
+"""Cache types that are multiplied as bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
-    """Memory that the layers of one program share: the list of work items, and partial sums."""
+    """Memory shared by the layers of one program: the list of work items, and partial sums."""
 
     shape: ShapeArguments
     memory: Tensor
@@ -42,7 +42,7 @@ def record(
     sinks_N: Tensor | None = None,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """Record the attention of one layer; its keys and values have been stored, divided by `scales`."""
+    """Record the attention of one layer. Its keys and values must have been stored, divided by `scales`."""
     q = value_of(q_TNH)
     num_heads, layout = workspace.shape.num_heads, workspace.shape.layout
     dims = num_heads, layout.key_value_dim or layout.head_dim
@@ -68,7 +68,7 @@ def record(
         bind,
         is_row_wise=False,
         mixes_rows=True,
-        # The operation rounds its queries to bfloat16 anyway, and reads half as many bytes this way.
+        # The operation rounds its queries to bfloat16 anyway, so storing them in bfloat16 halves the bytes read.
         wants=Form(torch.bfloat16) if workspace.shape.layout.type in _PAIRED else None,
         keeps=[k_cache, v_cache, workspace, sinks],
     )

@@ -1,4 +1,4 @@
-"""What `paged_attention` means."""
+"""Reference of `paged_attention`."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def paged_attention(
     sinks_N: Tensor | None = None,
     is_span_R: Sequence[bool] | None = None,
 ) -> Tensor:
-    """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
+    """Plan and run in one call; see `octavo.kernels.paged_attention.plan`."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
     if k_cache_PSKH.dtype == torch.int8:
         k_cache_PSKH, v_cache_PSKV = numbers_of(k_cache_PSKH), numbers_of(v_cache_PSKV)
