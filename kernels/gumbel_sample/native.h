@@ -1,4 +1,4 @@
-// The Gumbel-max draw: the noise of `noise.py`, to the bit, for one row.
+// The Gumbel-max draw for one row, with exactly the noise of `noise.py`.
 #pragma once
 
 #include "top_k/native.h"
@@ -32,7 +32,7 @@ class Noise {
         return static_cast<int32_t>(murmur_finalizer(murmur_finalizer(token_id ^ first_) ^ second_) >> 1);
     }
 
-    // The exact score; the C library's functions are those of Python's `math`.
+    // The exact score. It uses the functions of the C library that Python's `math` uses.
     double score(float logit, uint32_t token_id) const {
         const double complement = (bits(token_id) + 0.5) * 0x1p-31;
         return static_cast<double>(logit) - std::log(-std::log1p(-complement));
@@ -46,9 +46,10 @@ constexpr int64_t kNoiseBlock = 256;
 
 // Writes upper bounds of the candidates' scores, up to rounding, and returns the largest.
 //
-// With v = 1 - u the noise -log(-log(1 - v)) is at most -log(v), because -log(1 - v) >= v. The logarithm to base 2 in
-// turn is at least the chord between two powers of 2, and that is a float's bit pattern, read as an integer, times
-// 2^-23 minus 127. So the bound is 0.06 above -log(v) at most and costs one product. `ids` null: they are the indices.
+// With v = 1 - u the noise -log(-log(1 - v)) is at most -log(v), because -log(1 - v) >= v. The base 2 logarithm in turn
+// is at least its chord between two powers of 2, which is the float's bit pattern, read as an integer, times 2^-23
+// minus 127. So the bound is at most 0.06 above -log(v) and costs one product. If `ids` is null, the ids are the
+// indices.
 inline float bound_scores(
     const Noise& noise, const float* logits, const int32_t* ids, int64_t begin, int64_t count, float* bounds) {
     constexpr float kLog2 = 0.69314718f;
@@ -68,12 +69,12 @@ inline float bound_scores(
     return reduce_max(largest);
 }
 
-// Returns the index of the candidate with the largest score, the lowest among equals. Logits are finite or -infinity,
-// one of them finite. `peaks` holds one number per kNoiseBlock of them.
+// Returns the index of the candidate with the largest score; the lowest index wins ties. Logits are finite or
+// -infinity, at least one of them finite. `peaks` has one entry per kNoiseBlock candidates.
 //
 // Exact scores are computed only for candidates that can win: the score of the candidate with the largest bound rules
-// out all candidates with a lower bound. The slack covers the rounding of a bound: float32 is off by less than 2^-22 of
-// the largest magnitude involved, which is below |best| + 64, but for the pattern's product, 2^-24 of 110.
+// out all candidates with a lower bound. The slack covers the rounding of a bound. Float32 is off by less than 2^-22 of
+// the largest magnitude involved, which is below |best| + 64, except for the product of the bit pattern: 2^-24 of 110.
 inline int64_t draw(const Noise& noise, const float* logits, const int32_t* ids, int64_t count, float* peaks) {
     float bounds[kNoiseBlock];
     const auto id_of = [ids](int64_t i) { return ids ? static_cast<uint32_t>(ids[i]) : static_cast<uint32_t>(i); };
@@ -88,7 +89,7 @@ inline int64_t draw(const Noise& noise, const float* logits, const int32_t* ids,
 
     int64_t winner = -1;
     double best = -std::numeric_limits<double>::infinity(), least = static_cast<double>(largest);
-    // Two passes: first only the block with the largest bound, for its score; then all candidates that may win.
+    // Two passes: the first scores only the block with the largest bound, the second all candidates that may win.
     for (const bool is_first : {true, false}) {
         for (int64_t begin = 0; begin < count; begin += kNoiseBlock) {
             if (peaks[begin / kNoiseBlock] < least) continue;
@@ -106,7 +107,7 @@ inline int64_t draw(const Noise& noise, const float* logits, const int32_t* ids,
 
 struct GumbelSampleArgs {
     const float* logits;
-    const int32_t* ids;  // rising; null: 0, 1, 2, ...
+    const int32_t* ids;  // ascending; null: 0, 1, 2, ...
     int64_t count;
     uint64_t seed;
     int64_t position;

@@ -1,19 +1,19 @@
-// Lossless bfloat16 in 12 bits: decoding. encode.h encodes; the layout of a step is below.
+// Lossless bfloat16 in 12 bits: decoding. encode.h encodes. The layout of a step is described below.
 //
 // The upper byte of a bfloat16 (sign and seven bits of the exponent) has few values in a weight: nearly all weights of
 // a layer lie within a factor of 2^14, and two exponents share a byte. So each panel has a table of its 15 most
 // frequent upper bytes, and a weight is stored as its lower byte and the 4-bit index of its upper byte. Index 15 is an
-// escape: the upper byte is the next one of a separate stream (one stream per half of a panel). Unpacking restores the
-// exact bits in the layout of Kind::bf16, so products are identical.
+// escape: the upper byte is then the next byte of a separate stream (one stream per half of a panel). Unpacking
+// restores the exact bits in the layout of Kind::bf16, so products are identical.
 //
-// A step, 128 weights in three cache lines; a pair is two blocks, a half of the panel:
+// A step has 128 weights in three cache lines. A pair is two blocks, which are half of the panel:
 //
 //     64 bytes   lower bytes of the first pair
 //     64 bytes   lower bytes of the second pair
-//     64 bytes   numbers: of the first pair in the low four bits, of the second in the high ones
+//     64 bytes   indices: of the first pair in the low four bits, of the second pair in the high four bits
 //
-// Within each line, byte 16 l + 8 b + i belongs to weight 8 l + i of block b of the pair: then lower and upper bytes
-// only have to be interleaved within 16 bytes, which is one instruction for each block (punpcklbw, punpckhbw).
+// Within each line, byte 16 l + 8 b + i belongs to weight 8 l + i of block b of the pair. Lower and upper bytes then
+// only have to be interleaved within 16 bytes, with one instruction per block (punpcklbw, punpckhbw).
 #pragma once
 
 #include "linear/float_codes.h"
@@ -27,9 +27,9 @@ constexpr int64_t kCodedStepBytes = 192;
 constexpr int64_t kPairWeights = 64;
 constexpr uint8_t kEscape = 15;
 
-// How far ahead `multiply_panel` prefetches, into the second-level and into the first-level cache. Both together read 37
-// GB/s where the first alone reads 32; more than a page ahead it is 30 (docs/performance.md).
-// Both are whole quarters of a group.
+// How far ahead `multiply_panel` prefetches into the L2 and into the L1 cache. With both it reads 37 GB/s, with the
+// first alone 32, and more than a page ahead 30 (docs/performance.md). Both distances are multiples of a quarter of a
+// group.
 constexpr int64_t kFarBytes = 20 * kCodedStepBytes, kNearBytes = 8 * kCodedStepBytes;
 
 // Offset of the upper byte of weight `position` of a pair within the two blocks of the pair.
@@ -38,15 +38,15 @@ constexpr int64_t upper_byte(int64_t position) {
     return block * 64 + (lane * 8 + index) * 2 + 1;
 }
 
-// Inserts the escaped upper bytes and returns the rest of the stream.
+// Inserts the escaped upper bytes and returns the remaining stream.
 inline const uint8_t* put_escapes(char* blocks, uint64_t positions, const uint8_t* escapes) {
     for (; positions != 0; positions &= positions - 1)
         blocks[upper_byte(__builtin_ctzll(positions))] = static_cast<char>(*escapes++);
     return escapes;
 }
 
-// Joins the lower bytes and codes of one pair to two blocks, and returns the positions whose code is kEscape.
-// The codes are the low (kPair 0) or high four bits of `codes`.
+// Joins the lower bytes and codes of one pair into two blocks, and returns the positions whose code is kEscape. The
+// codes are in the low (kPair 0) or high four bits of `codes`.
 #if defined(OCTAVO_AVX512)
 template <int kPair>
 inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* upper_bytes, char* blocks) {
@@ -91,19 +91,19 @@ inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* u
 }
 #endif
 
-// Unpacks the slices of one panel, or of one half of it, from the first to the last.
+// Unpacks the slices of one panel, or of one half of it, in order.
 class Unpacker {
    public:
     Unpacker(const PackedWeight& weight, int64_t panel, int64_t first_block, bool is_half)
         : weight_(weight), first_pair_(first_block / 2), last_pair_(is_half ? first_pair_ : 1) {
         if (weight.kind != Kind::bf16_12) return;
         codebook_ = static_cast<const Codebook*>(weight.codebooks) + panel;
-        __builtin_prefetch(codebook_ + 1);  // of the next panel
+        __builtin_prefetch(codebook_ + 1);  // table of the next panel
         for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_->first_escapes[pair];
     }
 
-    // Writes the blocks of a slice (or the wanted half of each) in the layout of Kind::bf16 to `unpacked`, which is
-    // aligned to 64 bytes, and prefetches meanwhile.
+    // Writes the blocks of a slice (or of the requested half of each step) to `unpacked`, in the layout of Kind::bf16,
+    // and prefetches meanwhile. `unpacked` is aligned to 64 bytes.
     void unpack(const Slice& slice, char* unpacked, Prefetcher& prefetcher) {
         const bool is_half = first_pair_ == last_pair_;
         if (weight_.kind == Kind::e4m3) return unpack_codes<Float8>(weight_, slice, is_half, unpacked, prefetcher);
@@ -119,25 +119,26 @@ class Unpacker {
     }
 
 #if defined(OCTAVO_AMX)
-    // Whether the two functions below may be called: for all blocks and whole groups.
+    // Whether the two functions below may be called. They need all blocks and complete groups.
     static bool can_multiply(const PackedWeight& weight, bool is_half) {
         return weight.kind == Kind::bf16_12 && !is_half &&
                weight.num_inputs % (2 * kGroupSteps * weight.num_segments) == 0;
     }
 
-    // Multiplies some rows by a panel while it is unpacked, and prefetches ahead, at the end what is at `next`. The sums
-    // of a segment are written to `sums_of(segment)`; then `end_segment(segment)` is called.
+    // Multiplies some rows by a panel while unpacking it, and prefetches ahead; near the end it prefetches `next`. The
+    // sums of a segment are written to `sums_of(segment)`; then `end_segment(segment)` is called.
     template <typename SumsOf, typename EndSegment>
     void multiply_panel(
         const LinearArgs& args, const char* coded, Range rows, const char* next, SumsOf sums_of, EndSegment end_segment);
 
-    // Multiplies a whole tile by a slice while it is unpacked for the other tiles: `unpack`, and then a `Tile`.
+    // Multiplies a complete tile by a slice while unpacking the slice for the other tiles: like `unpack` and then a
+    // `Tile`.
     void unpack_and_multiply(
         const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
         Prefetcher& prefetcher);
 #elif defined(OCTAVO_AVX512_BF16)
-    // Whether `unpack_and_multiply` may be called for a tile of so many rows: for all blocks, and for an even number of
-    // inputs.
+    // Whether `unpack_and_multiply` may be called for a tile of `num_rows` rows. It needs all blocks and an even number
+    // of inputs.
     bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
         return weight_.kind == Kind::bf16_12 && num_rows <= kMaxRows && !is_half &&
                slice.end <= args.weight.num_inputs / 2;
@@ -162,7 +163,7 @@ class Unpacker {
 #if defined(OCTAVO_AMX)
     static constexpr int64_t kQuarterSteps = kGroupSteps / kBlocks;
 
-    // Unpacks a quarter of a group, and calls `prefetch` with each of its steps.
+    // Unpacks a quarter of a group, and calls `prefetch` for each of its steps.
     template <typename Prefetch>
     void unpack_quarter(const char* coded, char* blocks, Prefetch prefetch) {
         const __m512i mask = _mm512_set1_epi8(0x0f);
@@ -187,8 +188,8 @@ class Unpacker {
         }
     }
 
-    // Unpacks groups to `blocks_of(group)`, and multiplies rows by them. Calls `begin(group)` and `end(group)` before and
-    // after the products of a group, and `rest()` when sums that `end` has stored can be loaded.
+    // Unpacks groups to `blocks_of(group)`, and multiplies rows by them. Calls `begin(group)` and `end(group)` before
+    // and after the products of a group, and `rest()` when sums stored by `end` can be loaded.
     template <typename BlocksOf, typename Prefetch, typename Begin, typename End, typename Rest>
     void multiply_groups(
         const LinearArgs& args, const char* x, const char* coded, int64_t num_groups, BlocksOf blocks_of,
@@ -275,8 +276,8 @@ void Unpacker::multiply(
 #endif
 
 #if defined(OCTAVO_AMX)
-// A group is unpacked while the one before it is multiplied: a quarter of its steps after each of the four blocks. The
-// first block is multiplied only after the next group's first quarter: registers wait for what has just been stored.
+// A group is unpacked while the previous group is multiplied: a quarter of its steps after each of the four blocks. The
+// first block is multiplied only after the first quarter of the next group, because loads wait for recent stores.
 template <typename BlocksOf, typename Prefetch, typename Begin, typename End, typename Rest>
 void Unpacker::multiply_groups(
     const LinearArgs& args, const char* x, const char* coded, int64_t num_groups, BlocksOf blocks_of, Prefetch prefetch,
@@ -304,7 +305,7 @@ void Unpacker::multiply_panel(
     const char* end = coded + num_groups * kGroupSteps * kCodedStepBytes;
     const char* far = std::min(coded + kFarBytes, end);
     const char* near = std::min(coded + kNearBytes, end);
-    alignas(64) char two_groups[2][kGroupSteps * kBlocks * kVectorBytes];  // take turns
+    alignas(64) char two_groups[2][kGroupSteps * kBlocks * kVectorBytes];  // used alternately
     int64_t segment = 0, num_left = segment_groups;  // of the segment that is multiplied
     bool has_ended = false;
     configure_registers(static_cast<int>(rows.end - rows.begin));

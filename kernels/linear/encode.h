@@ -1,5 +1,5 @@
-// Lossless bfloat16 in 12 bits: encoding of panels of Kind::bf16, see coded.h. Runs once, at load, in two passes: first
-// the tables and the number of escapes; then, if there are few enough, the weight itself.
+// Lossless bfloat16 in 12 bits: encoding of panels of Kind::bf16, see coded.h. Runs once, at load, in two passes. The
+// first makes the tables and counts the escapes; the second, if there are few enough, encodes the weight.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,17 @@
 namespace octavo {
 namespace {
 
-// `kernels/linear/packing.py` mirrors it.
+// Mirrored by `kernels/linear/packing.py`.
 struct EncodeArgs {
     const uint8_t* panels;  // of Kind::bf16
     int64_t num_panels;
-    int64_t num_steps;      // of a panel
+    int64_t num_steps;      // steps of a panel
     Codebook* codebooks;    // one for each panel
     char* coded;            // written by encode: num_panels * num_steps * kCodedStepBytes bytes
     uint8_t* escapes;       // written by encode
 };
 
-// Writes the tables, with the length of each stream of escapes instead of its offset.
+// Writes the tables, with the length of each escape stream in place of its offset.
 void choose_codes(const EncodeArgs& args, const Thread& thread) {
     const Range panels = thread.share(args.num_panels);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {

@@ -1,6 +1,6 @@
-// Float codes: each weight is `scale * number of its code`, rounded to bfloat16, and multiplied as a bfloat16.
+// Float codes: each weight is `scale * value of its code`, rounded to bfloat16, and multiplied as a bfloat16.
 //
-// So a product has the bits of one with the dequantized weight in bfloat16. A slice is unpacked into the first-level
+// A product therefore has the bits of one with the weight dequantized to bfloat16. A slice is unpacked into the L1
 // cache in the layout of Kind::bf16, and all row tiles use it.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace {
 // Unpacking a step takes about as long as multiplying it by this many rows.
 constexpr int kUnpackRows = 3;
 
-// The numbers of 16 bytes that hold codes.
+// The values of the codes in 16 bytes.
 #if defined(OCTAVO_AVX512)
 inline F32x16 numbers_of(__m128i codes, F32x16 table) {
     return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), table.v)};
@@ -29,12 +29,12 @@ inline F32x16 numbers_of(__m128i codes, F32x16 table) {
 }
 #endif
 
-// The numbers of one block in a step: 32 codes in the order of Kind::bf16, output by output, in pairs of inputs.
+// The values of one block in a step: 32 codes in the order of Kind::bf16, output by output, in pairs of inputs.
 struct BlockNumbers {
     F32x16 low, high;  // of outputs 0 to 7, and 8 to 15
 };
 
-// Four bits with a table of numbers. The lower bits of a byte are the even input.
+// 4-bit codes with a table of values. The low nibble of a byte is the even input.
 struct Float4 {
     static constexpr int64_t kBlockBytes = 16;
     static constexpr float kFactor = 1.0f;
@@ -55,7 +55,7 @@ struct Float4 {
     }
 };
 
-// E4M3, read as the float16 of the same bits. That is 2^-8 times the number, also of a subnormal one, but none is NaN.
+// E4M3, read as the float16 with the same bits. That is 2^-8 times the value, also for subnormals, but never NaN.
 struct Float8 {
     static constexpr int64_t kBlockBytes = 32;
     static constexpr float kFactor = 256.0f;
@@ -88,7 +88,7 @@ inline void unpack_codes(const PackedWeight& weight, const Slice& slice, char* u
     Prefetcher prefetching = prefetcher;
     for (int64_t step = slice.begin; step < slice.end;) {
         const int64_t group = step * 2 / weight.group_size;
-        alignas(64) float scales[kCount * kLanes], pairs[2 * kCount * kLanes];  // pairs: each twice, for two inputs
+        alignas(64) float scales[kCount * kLanes], pairs[2 * kCount * kLanes];  // each scale twice, for two inputs
         for (int block = 0; block < kCount; ++block)
             store(scales + block * kLanes,
                   weight.scales_at(weight.scales, first_scale + group * kPanelOutputs + block * kLanes) *

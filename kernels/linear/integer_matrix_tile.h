@@ -1,5 +1,5 @@
-// Tiles of quantized weights on processors with AMX: rows in matrix registers, with the bits of vector registers, since
-// sums of integers are exact and floats are added in the same order.
+// Tiles of quantized weights on processors with AMX: rows in matrix registers. The bits are those of vector registers,
+// since integer sums are exact and floats are added in the same order.
 #pragma once
 
 #include "linear/matrix_tile.h"
@@ -9,14 +9,14 @@
 namespace octavo {
 namespace {
 
-// Up to this many rows are computed in vector registers: of u8_channel, and of groups.
+// Up to this many rows are computed in vector registers, for u8_channel and for groups.
 constexpr int kMaxVectorChannelRows = 4, kMaxVectorGroupRows = kMaxRows;
 
-// Inputs of a group from which on that pays: the sums of a group are stored, loaded and scaled, which takes as long as to
-// multiply 64 inputs in matrix registers.
+// Minimum inputs of a group for which matrix registers pay off: the sums of a group are stored, loaded and scaled,
+// which takes as long as multiplying 64 inputs in matrix registers.
 constexpr int64_t kMinMatrixGroup = 64;
 
-// A tile of u8_channel: 64 inputs, a register of the weight, at a time. The sums have the bits of `ChannelTiles`.
+// A tile of u8_channel: 64 inputs, one register of the weight, at a time. The sums have the bits of `ChannelTiles`.
 template <int kRows, int kCount>
 void channel_in_matrix(
     const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
@@ -52,7 +52,7 @@ class MatrixGroup {
         configure_registers(num_rows, static_cast<int>(tile_quads_));
     }
 
-    // Writes the sums of some rows, 64 for each.
+    // Writes the sums of some rows, 64 per row.
     void multiply(const char* x, int64_t row_bytes, const char* weights, int32_t* sums) {
         if constexpr (Format::kWords == 2) weights = unpack(weights);
         clear_matrix_tile();

@@ -1,9 +1,9 @@
 // Tiles of bfloat16 on processors with AMX: up to 16 rows in matrix registers. The counterpart of `FloatTiles`.
 //
-// One instruction adds the products of a group (see `kGroupSteps`) to the sums of some rows and one block; a sum does not
-// depend on the rows of a tile. The last group of a segment is padded with zeros. Few rows are limited by memory, which
-// tiles fetch in bursts. Vector registers compute them in the same order, with the same bits: subnormals count as zero.
-// These bits differ from those of processors without AMX.
+// One instruction adds the products of a group (see `kGroupSteps`) to the sums of some rows and one block. A sum does
+// not depend on the rows of a tile. The last group of a segment is padded with zeros. Products of few rows are limited
+// by memory bandwidth, and tile loads come in bursts, so vector registers compute them, in the same order and with the
+// same bits: subnormals count as zero. These bits differ from those of processors without AMX.
 #pragma once
 
 #include "linear/tile.h"
@@ -65,7 +65,7 @@ void in_vectors(const LinearArgs& args, const Slice& slice, int64_t first_row, f
                 blocks[block] = load_pairs(weights + block * kVectorBytes);
             prefetching.fetch<kRows, Format::lines(kCount), Format::kStoredBytes>();
             OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                uint16_t last = 0;  // it has no pair: never read beyond a row
+                uint16_t last = 0;  // the last input has no pair: never read beyond a row
                 if (step == whole_steps) std::memcpy(&last, x + row * row_bytes, sizeof last);
                 grouped.add(row, blocks, step == whole_steps ? last : load_word(x + row * row_bytes));
             }
@@ -78,7 +78,8 @@ void in_vectors(const LinearArgs& args, const Slice& slice, int64_t first_row, f
     end_tile(grouped.tile, sums);
 }
 
-// Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of `steps` steps, at most 16.
+// Configures registers 0 to 3 for sums of `rows` rows, 4 for their inputs, 5 to 7 for blocks of `steps` steps, at most
+// 16.
 inline void configure_registers(int rows, int steps = kGroupSteps) {
     MatrixRegisters::configure(rows * 32 + steps, [&](int tile) -> MatrixRegisters::Shape {
         return {tile < 5 ? rows : steps, tile == 4 ? steps * 4 : 64};
@@ -122,8 +123,8 @@ inline void end_matrix_tile(float* sums) {
     }
 }
 
-// Adds the products of a group to the sums of one block: of bfloat16, or of unsigned weights and signed inputs. The first
-// block loads the inputs for the others.
+// Adds the products of a group to the sums of one block, for bfloat16 or for unsigned weights and signed inputs. The
+// first block loads the inputs for the other blocks.
 template <bool kIsInteger = false>
 inline void add_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
     constexpr int64_t kStepBytes = kBlocks * kVectorBytes;

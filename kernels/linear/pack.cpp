@@ -1,8 +1,9 @@
 // Packs weights in checkpoint order, output by output, into the panels of packed.h. Runs once, at load: after
-// quantize_weight.h if the weight is quantized, before encode.h if it is encoded.
+// quantize_weight.h if the weight is quantized, and before encode.h if it is encoded.
 //
-// All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
-// or f16, four u8 levels, eight u4 levels, two float codes, or the scale of one group. So packing takes 64 rows of words and transposes.
+// All panels have one form: for each step, one word of each of the panel's 64 outputs. A word is a pair of bf16, one
+// f32 or f16, four u8 levels, eight u4 levels, two float codes, or the scale of one group. So packing takes 64 rows of
+// words and transposes them.
 #include <cstring>
 
 #include "linear/encode.h"
@@ -13,19 +14,19 @@
 namespace octavo {
 namespace {
 
-// `kernels/linear/native.py` mirrors it.
+// Mirrored by `kernels/linear/native.py`.
 struct PackArgs {
-    const char* rows;    // num_outputs rows of num_inputs numbers, row_bytes apart; levels are one byte each
+    const char* rows;    // num_outputs rows of num_inputs elements, row_bytes apart; levels are one byte each
     int64_t row_bytes;
     int64_t num_inputs;
     int64_t num_outputs;
-    int64_t num_steps;   // words of each output, those filled up with zeros included
+    int64_t num_steps;   // words of each output, including zero padding
     char* panels;        // written: ceil(num_outputs / 64) panels
     Kind kind;
     int32_t unused;
 };
 
-// One word of a row: `bytes` bytes of it, fewer where the row ends.
+// One word of a row: `bytes` bytes of it, fewer at the end of the row.
 template <typename Word>
 inline Word read_word(const char* row, int64_t offset, int64_t row_end) {
     Word word{};
@@ -37,7 +38,7 @@ inline Word read_word(const char* row, int64_t offset, int64_t row_end) {
 }
 
 // Transposes this thread's panels, sixteen steps at a time. `read(row, step)` makes a word from kStepBytes bytes of a
-// row. Prefetches the same part of the next panel: hardware prefetchers cannot follow 64 rows at once.
+// row. Prefetches the same part of the next panel, because hardware prefetchers cannot follow 64 rows at once.
 template <typename Word, int64_t kStepBytes, typename Read>
 void transpose(const PackArgs& args, const Thread& thread, Read read) {
     constexpr int64_t kSteps = 16;
@@ -95,7 +96,7 @@ void pack(const PackArgs& args, const Thread& thread) {
                 const uint16_t codes = read_word<uint16_t>(row, step * 2, num_inputs);
                 return static_cast<uint8_t>((codes & 0x0f) | codes >> 4);
             });
-        case Kind::bf16_12: return;  // made of bf16 by `encode`
+        case Kind::bf16_12: return;  // `encode` makes it from bf16
     }
 }
 

@@ -1,7 +1,7 @@
 // The memory layout of packed weights, and the arguments of a product.
 //
-// The outputs are divided into panels of 64, the last one padded with zeros, and a panel into four blocks of 16, one
-// vector each. A panel is read sequentially, whatever the number of rows, in steps:
+// The outputs are divided into panels of 64, the last one padded with zeros. A panel is divided into four blocks of 16
+// outputs, one vector each. A panel is read sequentially, whatever the number of rows, in steps:
 //
 //     step 0                              step 1
 //     block 0  block 1  block 2  block 3  block 0  ...
@@ -12,18 +12,18 @@
 //     f32    1 input    64 bytes   o0: k     | o1: k     | ... | o15: k
 //     f16    1 input    32 bytes   the same; the word of x is a float32
 //     u8     4 inputs   64 bytes   o0: k k+1 k+2 k+3 | o1: ...
-//     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
+//     u4     8 inputs   64 bytes   o0: four bytes; the low nibbles are k..k+3, the high ones k+4..k+7 | o1: ...
 //                                  (a step is two words of x); with a codebook, indices of levels
 //     u8_channel   as u8
 //     e4m3   2 inputs   32 bytes   o0: k k+1 | o1: k k+1 | ... | o15: k k+1
-//     float4 2 inputs   16 bytes   o0: k in the low half of a byte, k+1 in the high one | o1: ...
+//     float4 2 inputs   16 bytes   o0: k in the low nibble of a byte, k+1 in the high one | o1: ...
 //
-// bf16_12 holds the same numbers as bf16 in three quarters of the memory; coded.h says how.
+// bf16_12 holds the same numbers as bf16 in three quarters of the memory; see coded.h.
 //
-// The inputs are padded with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and u4
-// are f16 or f32, in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
-// `scale * (level - offset) + minimum`, that of a code of e4m3 and float4 `scale * number`, rounded to bf16. The inputs of
-// u8_channel are one group, padded to a multiple of 64; its scales and minimums are f32, one for each output.
+// The inputs are padded with zeros to complete steps, those of u8 and u4 to complete groups. Scales and minimums of u8
+// and u4 are f16 or f32, in separate buffers: 64 per group of a panel, panel by panel. The value of a level is `scale *
+// (level - offset) + minimum`. The value of a code of e4m3 and float4 is `scale * number`, rounded to bf16. The inputs
+// of u8_channel are one group, padded to a multiple of 64; its scales and minimums are f32, one for each output.
 #pragma once
 
 #include "native/step.h"
@@ -32,7 +32,7 @@
 namespace octavo {
 
 constexpr int64_t kPanelOutputs = 64;
-constexpr int kBlocks = 4;  // of a panel
+constexpr int kBlocks = 4;  // blocks of a panel
 
 enum class Kind : int32_t {
     bf16 = 0,
@@ -56,11 +56,11 @@ constexpr int64_t kChannelSteps = 16;
 
 // The decoding table of one panel of bf16_12.
 struct Codebook {
-    uint8_t upper_bytes[16];   // by number; the last one is not used
-    int64_t first_escapes[2];  // where the streams of its halves begin
+    uint8_t upper_bytes[16];   // by index; the last one is not used
+    int64_t first_escapes[2];  // offsets of the escape streams of its halves
 };
 
-// `kernels/linear/native.py` mirrors it and owns what it points to.
+// Mirrored by `kernels/linear/native.py`, which owns the memory.
 struct PackedWeight {
     const char* panels;
     const void* scales;    // of quantized weights, e4m3 and float4, of `scale_type`
@@ -72,12 +72,12 @@ struct PackedWeight {
     int64_t num_inputs;
     int64_t num_outputs;
     int64_t group_size;  // inputs that share a scale; 0 without scales
-    // The inputs are summed in as many equal parts, a power of two, and these are added in halves: (0 + 1) + (2 + 3).
-    // So ranks that hold one or some of the parts come to the same sum.
+    // The inputs are summed in this many equal parts, a power of two, and the sums are added in halves: (0 + 1) + (2 +
+    // 3). Ranks that each hold one or several of the parts therefore get the same sum.
     int64_t num_segments;
     int32_t offset;
     Kind kind;
-    Type scale_type;  // f16 or f32; of u8_channel f32
+    Type scale_type;  // f16 or f32; f32 for u8_channel
     int32_t unused;
 
     int64_t num_groups() const { return (num_inputs + group_size - 1) / group_size; }
@@ -98,14 +98,14 @@ struct PackedWeight {
         return 8;
     }
 
-    // Of all but bf16_12, in which blocks are woven into one another.
+    // Bytes of a block. Not for bf16_12, whose blocks are interleaved.
     int64_t block_bytes() const {
         if (kind == Kind::float4) return 16;
         return kind == Kind::f16 || kind == Kind::e4m3 ? 32 : 64;
     }
     int64_t step_bytes() const { return kind == Kind::bf16_12 ? 192 : kBlocks * block_bytes(); }
 
-    // Steps that a slice must not divide: those of a group; 1 unless quantized.
+    // Steps that a slice must not divide: those of a group; 1 if not quantized.
     int64_t group_steps() const {
         if (kind == Kind::u8_channel) return kChannelSteps;
         return is_quantized(kind) ? group_size / step_inputs() : 1;
@@ -118,7 +118,7 @@ struct PackedWeight {
 
     int64_t panel_bytes() const { return num_steps() * step_bytes(); }
 
-    // The first step of some blocks of a panel; bf16_12 and other codes are read as whole panels.
+    // The first step of some blocks of a panel. bf16_12 and the other codes are read as complete panels.
     const char* blocks_of(int64_t panel, int64_t first_block) const {
         return panels + panel * panel_bytes() + (is_coded(kind) ? 0 : first_block * block_bytes());
     }
@@ -133,7 +133,7 @@ struct PackedWeight {
 // Applied to the sums (and bias) of an output before it is written.
 enum class Epilogue : int32_t {
     none = 0,
-    silu_and_mul = 1,  // outputs are [gates, ups]; writes silu(gate) * up, half as many
+    silu_and_mul = 1,  // outputs are [gates, ups]; writes silu(gate) * up, half as many columns
     gelu = 2,
     gelu_tanh = 3,
     relu = 4,
@@ -152,7 +152,7 @@ struct LinearArgs {
     Matrix x_scales;  //   f32, one for each group of each row, and
     Matrix x_sums;    //   i32, the sums of the levels of each group
     PackedWeight weight;
-    Matrix residual;  // f32, added last; data null: nothing is. May be `out` itself
+    Matrix residual;  // f32, added last; nothing is added if its data is null. May be `out` itself
     Matrix out;       // f32 or bf16
     Epilogue epilogue;
     int32_t unused;

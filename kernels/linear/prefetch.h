@@ -1,4 +1,4 @@
-// Which parts of a packed weight are fetched into the caches while others are multiplied. Changes no result.
+// Which parts of a packed weight are prefetched while other parts are multiplied. Changes no result.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,21 @@
 namespace octavo {
 namespace {
 
-// Prefetches the next slice into the second-level cache while a slice is computed. The lines are spread evenly over all
-// row tiles of the current slice, in proportion to their rows, so that memory is busy all the time. The share of a step
-// need not be whole lines: prefetching some lines twice is cheaper than an unpredictable branch.
+// Prefetches the next slice into the L2 cache while a slice is computed. The lines are spread evenly over all row tiles
+// of the current slice, in proportion to their rows, so that memory is busy all the time. The share of a step may be a
+// fraction of a line: prefetching some lines twice is cheaper than an unpredictable branch.
 struct Prefetcher {
     const char* next;
     uint64_t per_row;   // bytes for each row of a step of a tile, times 2^16
-    uint64_t position;  // bytes fetched, times 2^16; the other half of a panel not counted
+    uint64_t position;  // bytes fetched, times 2^16, without those of the other half of a panel
 
-    // Call in each step of a tile of kRows rows. Prefetches kLines of the kStepBytes of a step.
+    // Call once per step of a tile of kRows rows. Prefetches kLines lines of the kStepBytes of a step.
     template <int kRows, int kLines, int64_t kStepBytes>
     void fetch() {
         fetch_bytes<kLines, kStepBytes>(per_row * kRows);
     }
 
-    // The same for a part of the bytes that the caller has computed, times 2^16; at most 256 bytes.
+    // The same for a number of bytes that the caller has computed, times 2^16; at most 256 bytes.
     template <int kLines, int64_t kStepBytes>
     void fetch_bytes(uint64_t part) {
         fetch_line<kLines, kStepBytes>(0);
@@ -50,7 +50,7 @@ struct Prefetcher {
     }
 };
 
-// Rows up to which quantized weights are prefetched at a fixed distance, which is faster where the processor's own
+// Quantized weights are prefetched at a fixed distance up to this many rows. That is faster where the hardware
 // prefetcher follows a stream well (Zen 4, docs/performance.md). Other processors were not measured.
 #if defined(OCTAVO_AVX512_BF16) && !defined(OCTAVO_AMX)
 constexpr int kStreamedRows = 1;
@@ -58,11 +58,11 @@ constexpr int kStreamedRows = 1;
 constexpr int kStreamedRows = 0;
 #endif
 
-// How far ahead of the present step. Lines of 8 bits are used so fast that prefetches far ahead only disturb the
-// processor's; half bytes take longer to multiply, so that memory has to be asked earlier.
+// Distance ahead of the current step. 8-bit lines are consumed so fast that distant prefetches only disturb the
+// hardware prefetcher. 4-bit weights take longer to multiply, so their lines must be requested earlier.
 struct StreamDistance {
     int64_t second_level;
-    int64_t first_level;  // the same for this cache; 0: not prefetched
+    int64_t first_level;  // distance for the L1 cache; 0: not prefetched
 };
 
 template <StreamDistance kDistance, int kLines>

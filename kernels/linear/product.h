@@ -1,6 +1,6 @@
 // Products of rows with one packed weight: sums, epilogues, and the division of the work into pieces.
 //
-// packed.h has the layout of a weight, tile.h the innermost loops. `linear` and `experts` are made of this.
+// packed.h has the layout of a weight, tile.h the innermost loops. `linear` and `experts` use this file.
 #pragma once
 
 #include <optional>
@@ -16,21 +16,21 @@
 namespace octavo {
 namespace {
 
-// Up to this many rows a weight is read once and each thread has a fixed part of its columns.
+// Up to this many rows, a weight is read once and each thread has a fixed part of its columns.
 constexpr int64_t kFewRows = 128;
-// Most and fewest rows of a piece above that. More do not stay in the second-level cache with their sums while all
-// panels are applied; fewer would read a panel for too little work.
+// Maximum and minimum rows of a piece above that. With more, rows and sums do not stay in the L2 cache while all panels
+// are applied; with fewer, a panel would be read for too little work.
 constexpr int64_t kMaxRowBlock = 256, kMinRowBlock = 30;
 constexpr int64_t kMaxSums = kMaxRowBlock * kPanelOutputs;
-// Sizes of a sum of segments that is not the whole one: 1, 2 and 4 of at most 8.
+// Sizes of a partial sum of segments: 1, 2 and 4 of at most 8.
 constexpr int kMaxLevels = 3;
 // Above kFewRows there are at least this many pieces per thread, so that all threads finish at about the same time.
 constexpr int64_t kPiecesPerThread = 8;
-// Most steps of a slice. All row tiles use it before the next one, which is prefetched meanwhile. Short slices (32 KB
-// of bf16) stay in the first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic
-// and the running sums between slices dominate, so slices are long and stay in the second-level cache, which has 1 MB
-// or more wherever there are dot products of bf16.
-// Matrix registers read a slice so fast that it always has to be in the first-level cache.
+// Maximum steps of a slice. All row tiles use a slice before the next one, which is prefetched meanwhile. Short slices
+// (32 KB of bf16) stay in the L1 cache and let memory and arithmetic overlap early. From kLongFrom rows on, arithmetic
+// and the running sums between slices dominate. Slices are then long and stay in the L2 cache, which has 1 MB or more
+// on all processors with dot products of bf16. Matrix registers read a slice so fast that it must always be in the L1
+// cache.
 #if defined(OCTAVO_AMX)
 constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
 #elif defined(OCTAVO_AVX512_BF16)
@@ -38,8 +38,8 @@ constexpr int64_t kShortSlice = 128, kLongSlice = 384, kLongFrom = 48;
 #else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 #endif
-// The same for what is unpacked: 12 KB fit the first-level cache beside the next slice. With matrix registers the packed
-// slice has to be there too.
+// The same for slices that are unpacked: 12 KB fit the L1 cache together with the next slice. With matrix registers the
+// packed slice must be there too.
 constexpr int64_t kShortCodedSlice = 48;
 #if defined(OCTAVO_AMX)
 constexpr int64_t kLongCodedSlice = 96, kLongCodedFrom = 160;
@@ -59,7 +59,7 @@ inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     }
 }
 
-// Some blocks of a panel, and of its ups where it has gates: what one thread computes for some rows.
+// Some blocks of a panel, with those of its ups if it has gates: what one thread computes for some rows.
 struct Piece {
     int64_t panel;
     int64_t first_block;
@@ -70,10 +70,10 @@ struct Piece {
 struct Product {
     const LinearArgs& args;
     const Tiles& tiles;
-    int64_t width;        // columns that are written
+    int64_t width;        // columns written
     int64_t up_panels;    // panels from a gate to its up; 0 without gates
-    int64_t num_slices;   // of a segment of a panel
-    bool is_coded;        // its slices have to be unpacked first
+    int64_t num_slices;   // slices in a segment of a panel
+    bool is_coded;        // whether its slices must be unpacked first
 
     // The vector to write at `column`, without the residual.
     F32x16 finished(int64_t column, const float* sums, const float* up_sums) const {
@@ -110,7 +110,8 @@ struct Product {
                 num_groups * (segment + 1) / weight.num_segments * group};
     }
 
-    // The slice of this number, of whole groups: all slices of a panel are about as long, and none is in two segments.
+    // Slice `number`, in complete groups. All slices of a panel have about the same length, and none spans two
+    // segments.
     Slice slice(const Piece& piece, int64_t number) const {
         const PackedWeight& weight = args.weight;
         const Range steps = segment_steps(weight, number / num_slices);
@@ -123,9 +124,9 @@ struct Product {
                 number % num_slices == 0};
     }
 
-    // Ends an odd segment for `count` sums: adds them to those of the segment before, and the result to earlier results
-    // as long as both are halves of a common sum. The complete sums are in `sums` after the last segment; others wait in
-    // `earlier`, one place for each number of segments. Even segments add up in `earlier[0]`.
+    // Ends a segment for `count` sums. After an odd segment, its sums are added to those of the segment before, and the
+    // result to earlier results as long as both are halves of a common sum. The complete sums are in `sums` after the
+    // last segment; partial sums wait in `earlier`, one place for each size. Even segments are summed in `earlier[0]`.
     void end_segment(int64_t segment, int64_t count, float* sums, float* const (&earlier)[kMaxLevels]) const {
         int num_levels = 1;
         while (segment >> num_levels & 1) ++num_levels;
@@ -144,14 +145,15 @@ struct Product {
         return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(rows);
     }
 
-    // Rows of a piece, and the place of their sums: further back where they repeat rows of the tile before.
+    // Rows of a tile, and the place of their sums; the place is earlier if the tile repeats rows of the tile before.
     struct TileRows {
         Range rows;
         int64_t place;
     };
 
-    // The tiles of a piece have sizes that differ by one at most. But to change the shape of matrix registers takes longer
-    // than to use them, so they have one, and the last tile repeats rows if it would have fewer.
+    // The tiles of a piece differ in size by at most one row. Matrix registers are an exception, because reconfiguring
+    // them takes longer than using them: all tiles have one size, and the last tile repeats rows if it would have
+    // fewer.
     TileRows tile_rows(int64_t num_rows, int64_t num_tiles, int64_t number) const {
         const bool is_matrix = tiles.max_rows == kMaxMatrixRows;
         if (!is_matrix || num_tiles == 1) {
@@ -162,9 +164,9 @@ struct Product {
         return {{begin, begin + kMaxMatrixRows}, place};
     }
 
-    // Adds up all slices of a panel, each for all rows, and prefetches the next slice; at the end what is at `next`, the
-    // first slice of the piece after this one. Calls `done` with the rows of each tile as soon as their sums are
-    // complete.
+    // Computes the sums over all slices of a panel, each for all rows, and prefetches the next slice; at the end it
+    // prefetches `next`, the first slice of the piece after this one. Calls `done` with the rows of each tile as soon
+    // as their sums are complete.
     template <typename Done>
     void add_up(Range rows, const Piece& piece, const char* next, float* sums, Done done) const {
         const Tile* by_rows = piece.is_half ? tiles.half : tiles.whole;
@@ -243,7 +245,7 @@ struct Product {
     }
 #endif
 
-    // Computes up to kMaxRowBlock rows of a piece, and prefetches what is at `next`, the beginning of the next one.
+    // Computes up to kMaxRowBlock rows of a piece, and prefetches `next`, the beginning of the next piece.
     void compute(Range rows, const Piece& piece, const char* next) const {
         alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
         const int64_t column = piece.panel * kPanelOutputs + piece.first_block * kLanes;
@@ -265,7 +267,7 @@ struct Product {
         }
     }
 
-    // Each thread has its part of the half panels.
+    // Each thread computes its part of the half panels.
     void few_rows(int64_t num_rows, const Thread& thread) const {
         const MatrixRegisters registers;
         const Range halves = thread.share((width + kPanelOutputs / 2 - 1) / (kPanelOutputs / 2));
@@ -280,8 +282,8 @@ struct Product {
         }
     }
 
-    // Threads take pieces, a block of rows by a panel, until there are none: first those of their own rows, which they
-    // have computed before and will read next, so that these stay in their caches.
+    // Threads take pieces, a block of rows by a panel, until none are left. Each takes pieces of its own rows first: it
+    // has computed these rows before and will read them next, so they stay in its caches.
     void many_rows(int64_t num_rows, const Thread& thread) const {
         const int64_t num_panels = (width + kPanelOutputs - 1) / kPanelOutputs;
         const int64_t num_zones = std::min({thread.count, kMaxZones, num_rows / kMinRowBlock});
@@ -300,7 +302,7 @@ struct Product {
     }
 };
 
-// The product with one weight, for so many rows.
+// The product of `num_rows` rows with one weight.
 inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const PackedWeight& weight = args.weight;
     const bool has_gates = is_gated(args.epilogue);

@@ -1,11 +1,11 @@
-// Quantizing at load: from floats to levels with a scale, and for 4 bits a minimum, for each group of an output.
+// Quantization at load: from floats to levels with a scale, and for 4 bits a minimum, for each group of an output.
 //
-// 8 bits: scale = largest magnitude / 127, level - 128 = value / scale. 4 bits: minimum and scale first span the group's
-// range, then three times the line through (level, value) that has the least squared error replaces them, and the
-// levels follow it. On normal numbers in groups of 32 the root mean square error is 0.6 % with 8 bits. With 4 bits it
-// is 7.6 %, against 8.2 % for the range alone, 9.4 % for the best scale without a minimum, and 7.5 % for a search over
-// 25 ranges that takes eight times as long. A weight that came from 4-bit levels with minimums (GGUF's Q4_1) gets its
-// levels back.
+// 8 bits: scale = largest magnitude / 127, level - 128 = value / scale. 4 bits: minimum and scale first span the
+// group's range. Then, three times, they are replaced by the least squares line through (level, value), and the levels
+// are rounded again. On normally distributed numbers in groups of 32 the root mean square error is 0.6 % with 8 bits.
+// With 4 bits it is 7.6 %, compared with 8.2 % for the range alone, 9.4 % for the best scale without a minimum, and 7.5
+// % for a search over 25 ranges that takes eight times as long. A weight that came from 4-bit levels with minimums
+// (GGUF's Q4_1) gets its levels back.
 #pragma once
 
 #include "linear/packed.h"
@@ -15,7 +15,7 @@ namespace octavo {
 constexpr int64_t kMaxGroupSize = 128;
 constexpr int kLineFits = 3;
 
-// `kernels/linear/quantization.py` mirrors it.
+// Mirrored by `kernels/linear/quantization.py`.
 struct QuantizeWeightArgs {
     Matrix weight;     // f32, bf16 or f16
     int64_t num_outputs;
@@ -25,7 +25,7 @@ struct QuantizeWeightArgs {
     f16* minimums;     // the same; null: 8 bits
 };
 
-// One group of 16 outputs, an output in each lane.
+// One group of 16 outputs, one output per lane.
 struct Group {
     alignas(64) float values[kMaxGroupSize][kLanes];
     alignas(64) float levels[kMaxGroupSize][kLanes];
@@ -64,7 +64,7 @@ struct Group {
     }
 
    private:
-    // 1 / scale, something finite for 0.
+    // 1 / scale, or a finite number if the scale is 0.
     static F32x16 inverse_of(F32x16 scale) { return set1(1.0f) / max(scale, set1(1e-30f)); }
 
     void choose_levels(F32x16 scale, F32x16 minimum) {
@@ -75,7 +75,8 @@ struct Group {
         }
     }
 
-    // Least squares of value = scale * level + minimum. Equal levels leave the scale to be anything: it becomes 0.
+    // Least squares of value = scale * level + minimum. If all levels are equal the scale is undetermined: it becomes
+    // 0.
     void fit_line(F32x16& scale, F32x16& minimum) const {
         const F32x16 share = set1(1.0f / static_cast<float>(count));
         F32x16 mean_level = zero(), mean_value = zero(), both = zero(), squares = zero();
@@ -93,7 +94,7 @@ struct Group {
     }
 };
 
-// Quantizes outputs [first, first + count), 16 at most, from rows of `Element`.
+// Quantizes outputs [first, first + count), at most 16, from rows of `Element`.
 template <typename Element>
 void quantize_outputs(const QuantizeWeightArgs& args, int64_t first, int64_t count, Group& group) {
     const int64_t width = args.weight.width;

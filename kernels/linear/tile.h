@@ -1,9 +1,9 @@
 // The innermost loops: the sums of a few rows and some blocks of one panel, over a slice of the inputs.
 //
 // Each sum has its own lane and adds the inputs of a segment in ascending order, whatever the tile is and however the
-// inputs are sliced: between slices it is stored and reloaded, which changes no bit. So a row's bits depend neither on the other
-// rows nor on how rows, columns and inputs are distributed.
-// Does not handle bias, epilogue and threads.
+// inputs are sliced. Between slices a sum is stored and reloaded, which changes no bit. So a row's bits depend neither
+// on the other rows nor on how rows, columns and inputs are distributed. Bias, epilogue and threads are handled
+// elsewhere.
 #pragma once
 
 #include "linear/packed.h"
@@ -11,7 +11,7 @@
 #include "native/dot.h"
 
 namespace octavo {
-namespace {  // libraries of several instruction sets may be loaded: their tables must stay separate
+namespace {  // libraries of several levels may be loaded: their tables must stay separate
 
 // Rows of the largest tile in vector registers.
 #if defined(OCTAVO_AVX512_BF16)
@@ -21,12 +21,12 @@ constexpr int kMaxRows = 5;
 #else
 constexpr int kMaxRows = 4;
 #endif
-// The same in matrix registers (matrix_tile.h).
+// Rows of the largest tile in matrix registers (matrix_tile.h).
 constexpr int kMaxMatrixRows = 16;
 
-// Blocks of a tile of `rows` rows: 4, 2 or 1, so that the running sums fit the registers beside one word of x and the
-// blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products split the operands.
-// AVX2 has 16, and a vector of 16 lanes fills two.
+// Blocks of a tile of `rows` rows: 4, 2 or 1, so that the running sums fit the registers together with one word of x
+// and the blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products split the
+// operands. AVX2 has 16, and a vector of 16 lanes fills two.
 constexpr int max_float_blocks([[maybe_unused]] int rows) {
 #if defined(OCTAVO_AVX512)
     return 4;
@@ -35,8 +35,8 @@ constexpr int max_float_blocks([[maybe_unused]] int rows) {
 #endif
 }
 
-// The same for quantized weights, which need a sum of integers and one of floats. With AVX-512 the float sums spill to
-// the stack if both do not fit: they are used once per group, while a second pass over a panel costs more wherever
+// The same for quantized weights, which need an integer sum and a float sum. With AVX-512 the float sums spill to the
+// stack if both do not fit. They are used only once per group, while a second pass over a panel costs more wherever
 // memory is the bottleneck (8 bits, 6 rows: 58 us in two passes, 42 in one).
 constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
 #if defined(OCTAVO_AVX512)
@@ -48,12 +48,12 @@ constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
 
 // Some steps of some blocks of one panel.
 struct Slice {
-    const char* weights;  // the first of the blocks in the first of the steps
+    const char* weights;  // first block of the first step
     int64_t panel;
     int64_t first_block;
-    int64_t begin;        // steps, whole groups of them where the weight is quantized
+    int64_t begin;        // first step; slices of quantized weights consist of complete groups
     int64_t end;
-    bool is_first;        // of its segment
+    bool is_first;        // first slice of its segment
 };
 
 // Adds the products of rows [first_row, first_row + rows) of x with a slice to `sums`, 64 floats per row. The first
@@ -63,8 +63,8 @@ using Tile = void (*)(const LinearArgs& args, const Slice& slice, int64_t first_
 struct Bf16Format {
     static constexpr int64_t kInputs = 2;
     static constexpr int64_t kBlockBytes = 64;
-    static constexpr int64_t kStoredBytes = 256;  // of a step in memory
-    static constexpr int lines(int count) { return count; }  // of it, for so many blocks
+    static constexpr int64_t kStoredBytes = 256;  // bytes of a step in memory
+    static constexpr int lines(int count) { return count; }  // cache lines of `count` blocks
     using Vector = Bf16Pairs;
     static Vector weights(const char* p) { return load_pairs(p); }
     static Vector inputs(uint32_t word) { return set1_pair(word); }
@@ -93,8 +93,9 @@ struct FloatFormat {
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
 
-// Steps of bfloat16 whose products are added up before they are added to a sum. With AMX, 32 inputs: first the even and
-// the odd ones, each in ascending order, then both to the sum. Groups are counted from the beginning of a segment.
+// Steps of bfloat16 whose products are summed before they are added to the running sum. With AMX these are 32 inputs:
+// first the even and the odd ones are summed, each in ascending order, then both are added. Groups start at each
+// segment.
 #if defined(OCTAVO_AMX)
 constexpr int64_t kGroupSteps = 16;
 #else
@@ -167,7 +168,7 @@ struct FloatTiles {
 
 constexpr StreamDistance kByteDistance{1536, 0}, kNibbleDistance{8192, 1024};
 
-// Formats are constructed from the weight that they read. Rows of 8 bits: a word of x has four inputs.
+// Formats are constructed from the weight that they read. With rows of 8 bits, a word of x has four inputs.
 struct ByteRows {
     using Vector = Quads;
     explicit ByteRows(const PackedWeight&) {}
@@ -191,7 +192,7 @@ struct NibbleFormat : ByteRows {
     }
 };
 
-// Rows of 12 bits in 16: a word has two inputs, first inputs 0 and 2 of a quad, then 1 and 3 (quantize/rows.h).
+// Rows of 12 bits in 16. A word has two inputs: first inputs 0 and 2 of a quad, then 1 and 3 (quantize/rows.h).
 struct WideRows {
     using Vector = IntPairs;
     explicit WideRows(const PackedWeight&) {}
@@ -223,7 +224,7 @@ struct WideNibbleFormat : WideRows {
     }
 };
 
-// Half bytes are indices of levels.
+// The nibbles are indices of levels.
 struct WideTableFormat : WideNibbleFormat {
     const LevelTable table;
     explicit WideTableFormat(const PackedWeight& weight)
@@ -306,7 +307,7 @@ struct QuantizedTiles {
 
 // ---- One scale per output and row -------------------------------------------------------------------------------
 
-// Makes floats of complete integer sums:
+// Converts complete integer sums to floats:
 //     (sum - offset * sum of x) * (scale of x * scale of the weight) [+ minimum * (scale of x * sum of x)].
 inline void apply_channel_scales(
     const LinearArgs& args, const Slice& slice, int64_t first_row, int64_t num_rows, int64_t count, float* sums) {
@@ -326,7 +327,7 @@ inline void apply_channel_scales(
     }
 }
 
-// The tiles of u8_channel. All inputs are summed as integers: exactly, so the order does not matter.
+// The tiles of u8_channel. All inputs are summed as integers, exactly, so the order does not matter.
 struct ChannelTiles {
     static constexpr int max_blocks(int rows) { return max_float_blocks(rows); }
 
@@ -372,7 +373,7 @@ struct ChannelTiles {
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                 store_i32(sums + row * kPanelOutputs + block * kLanes, totals[row][block]);
-        // Once for all blocks: the ones before were computed by earlier calls.
+        // Once for all blocks: the earlier blocks were computed by earlier calls.
         if (slice.end == args.weight.num_steps() && kSkipped + kTileBlocks == kCount)
             apply_channel_scales(args, slice, first_row, kRows, kCount, sums - kSkipped * kLanes);
     }
@@ -380,8 +381,8 @@ struct ChannelTiles {
 
 // ---- The choice of a tile --------------------------------------------------------------------------------------
 
-// Computes kCount blocks of a slice, several after the other where the registers hold fewer. The first ones fetch the
-// others' weights too: memory is read in one stream.
+// Computes kCount blocks of a slice, in several passes if the registers hold fewer. The first pass prefetches the
+// weights of the others too, so that memory is read in one stream.
 template <typename Family, int kRows, int kCount>
 void in_blocks(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
     constexpr int kTileBlocks = Family::max_blocks(kRows) < kCount ? Family::max_blocks(kRows) : kCount;

@@ -1,4 +1,4 @@
-// The tiles of each kind of weight, by the number of rows.
+// Tile functions for each kind of weight, by number of rows.
 #pragma once
 
 #include "linear/integer_matrix_tile.h"
@@ -7,12 +7,12 @@
 namespace octavo {
 namespace {
 
-// The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows less one.
+// The tiles of one kind of weight: for a full or half panel, by number of rows minus one.
 struct Tiles {
     Tile whole[kMaxMatrixRows];
     Tile half[kMaxMatrixRows];
     int max_rows;
-    int64_t unit;  // steps that a slice must not divide; of quantized weights the steps of a group count too
+    int64_t unit;  // steps that a slice must not divide; for quantized weights the steps of a group count too
 };
 
 template <typename Family, int... kLess>
@@ -23,7 +23,7 @@ constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
 template <typename Family>
 constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
 
-// Those of bf16 and of what is unpacked to it, and of quantized weights.
+// The tiles of bf16, of what is unpacked to it, and of quantized weights.
 #if defined(OCTAVO_AMX)
 template <typename Format, int kRows, int kCount>
 constexpr Tile tile_of() {
@@ -74,7 +74,7 @@ constexpr Tiles group_tiles_of(std::integer_sequence<int, kLess...>) {
 template <typename Format, bool kIsAffine>
 constexpr Tiles kGroupTiles = group_tiles_of<Format, kIsAffine>(std::make_integer_sequence<int, kMaxMatrixRows>{});
 #else
-// There are none.
+// This level has no matrix registers.
 struct MatrixRegisters {
     MatrixRegisters() {}
 };
@@ -93,7 +93,7 @@ inline const Tiles& group_tiles_for(const PackedWeight& weight) {
     return kTiles<QuantizedTiles<Format, kIsAffine>>;
 }
 
-// Those of rows of 12 bits, whose groups are too short for matrix registers.
+// The tiles for rows of 12 bits, whose groups are too short for matrix registers.
 inline const Tiles& wide_tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
     if (weight.kind == Kind::u8)

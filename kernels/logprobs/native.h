@@ -1,4 +1,4 @@
-// Log-probabilities of a token, its rank, and the most likely tokens or given ones, row by row.
+// Log-probabilities of a token, its rank, and the most likely or requested tokens, row by row.
 #pragma once
 
 #include "filter_logits/native.h"
@@ -8,17 +8,17 @@ namespace octavo {
 struct LogprobsArgs {
     Matrix logits;              // f32, R x V
     const int64_t* token_ids;   // R
-    const int64_t* num_tops;    // R; 0 to V, or any number of given ones
-    const int64_t* are_given;   // R; 1 where the top tokens are in place, 0 where they are to be found
-    const int64_t* top_starts;  // R; where a row's top tokens begin in the two arrays below
-    int64_t* top_ids;           // -1 in rows that are no numbers
+    const int64_t* num_tops;    // R; 0 to V, or any number of requested tokens
+    const int64_t* are_given;   // R; 1 if top_ids holds requested tokens, 0 if the most likely ones are to be found
+    const int64_t* top_starts;  // R; offset of a row's top tokens in the two arrays below
+    int64_t* top_ids;           // -1 in rows with NaN
     float* top_logprobs;
     float* token_logprobs;  // R
     int64_t* ranks;         // R
-    char* scratch;          // for each thread RowScratch::bytes(V)
+    char* scratch;          // RowScratch::bytes(V) for each thread
 };
 
-// How many tokens come before this one: the more likely ones, and those as likely of a lower id.
+// The number of tokens before this one in the order: more likely ones, and equally likely ones with a lower id.
 inline int64_t count_before(const float* row, int64_t width, int64_t token_id) {
     const F32x16 own = set1(row[token_id]);
     int64_t num_at_least = 0, num_above = 0;
@@ -29,7 +29,7 @@ inline int64_t count_before(const float* row, int64_t width, int64_t token_id) {
         num_at_least += __builtin_popcount(column + count <= token_id ? at_least : 0u);
         num_above += __builtin_popcount(column + count <= token_id ? 0u : at_least & ~at_most);
     });
-    // The vector that the token lies in counts only what is above; the equal ones before the token are left.
+    // In the vector that contains the token only larger values are counted; the ties before the token remain.
     for (int64_t i = token_id / kLanes * kLanes; i < token_id; ++i) num_above += row[i] == row[token_id];
     return num_at_least + num_above;
 }

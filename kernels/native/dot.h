@@ -1,17 +1,17 @@
-// Dot products of 16-bit floats in pairs, of 8-bit integers in quads and of 16-bit integers in pairs: one running sum in
+// Dot products of pairs of 16-bit floats, quads of 8-bit integers and pairs of 16-bit integers, with one running sum in
 // each of 16 lanes.
 //
-// A vector of pairs holds two inputs for each of 16 outputs, a vector of quads four; 64 bytes of memory either way, which
-// one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd, vpdpwssd). Levels without it split the operands when
-// loading them: into the even and the odd floats of the pairs, or into 16-bit integers, whose products and sums are
-// exact. Callers of `dot` see no difference, and integer results are the same everywhere.
+// A vector of pairs holds two inputs for each of 16 outputs, a vector of quads holds four. Both are 64 bytes in memory,
+// which one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd, vpdpwssd). Levels without that instruction
+// split the operands when they load them: pairs into their even and odd floats, quads into 16-bit integers, whose
+// products and sums are exact. Callers of `dot` see no difference, and integer results are the same on every level.
 #pragma once
 
 #include "native/vec.h"
 
 namespace octavo {
 
-// Unrolls a loop over registers. GCC otherwise leaves arrays of vectors in memory; clang unrolls such loops anyway.
+// Unrolls a loop over registers. Without it GCC leaves arrays of vectors in memory; clang unrolls such loops anyway.
 #if defined(__GNUC__) && !defined(__clang__)
 #define OCTAVO_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -20,7 +20,7 @@ namespace octavo {
 
 constexpr int64_t kVectorBytes = 64;
 
-// Four bytes, wherever they lie.
+// Loads four bytes from any address, aligned or not.
 inline uint32_t load_word(const void* p) {
     uint32_t word;
     std::memcpy(&word, p, sizeof word);
@@ -36,9 +36,9 @@ struct Bf16Pairs {
 };
 
 inline Bf16Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
-// The same pair in all lanes; the even input is the low half.
+// The same pair in all lanes; the even input is in the low half.
 inline Bf16Pairs set1_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
-// sums + the products of the odd inputs + the products of the even ones; subnormals count as zero.
+// sums + products of the odd inputs + products of the even inputs; subnormals count as zero.
 inline F32x16 dot(F32x16 sums, Bf16Pairs a, Bf16Pairs b) {
     return {_mm512_dpbf16_ps(sums.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
@@ -88,12 +88,13 @@ inline Bf16Pairs set1_pair(uint32_t pair) {
 }
 #endif
 
-// The order of vdpbf16ps: first the odd inputs.
+// In the order of vdpbf16ps: the odd inputs first.
 inline F32x16 dot(F32x16 sums, Bf16Pairs a, Bf16Pairs b) { return fma(a.even, b.even, fma(a.odd, b.odd, sums)); }
 
 #endif
 
-// ---- Unsigned 8-bit by signed integers: quads of 8 bits, pairs of 16 ------------------------------------------------
+// ---- Unsigned 8-bit integers by signed ones: quads of 8 bits, pairs of 16
+// --------------------------------------------
 
 #if defined(OCTAVO_AVX512)
 
@@ -104,7 +105,7 @@ struct I32x16 {
 inline I32x16 set1_i32(int32_t value) { return {_mm512_set1_epi32(value)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-// Joins four vectors of integers from -128 to 127 to bytes, in order.
+// Joins four vectors of integers from -128 to 127 into one vector of bytes, in order.
 inline __m512i joined_bytes(const __m512i (&levels)[4]) {
     const __m512i lanes =
         _mm512_packs_epi16(_mm512_packs_epi32(levels[0], levels[1]), _mm512_packs_epi32(levels[2], levels[3]));
@@ -112,7 +113,7 @@ inline __m512i joined_bytes(const __m512i (&levels)[4]) {
     return _mm512_permutexvar_epi32(order, lanes);
 }
 
-// Two of the four bytes of each quad as 16-bit integers, 0 and 2 (even) or 1 and 3 (odd), or two of its half bytes.
+// Two of the four bytes of each quad as 16-bit integers: bytes 0 and 2 (even) or 1 and 3 (odd); or two of its nibbles.
 struct IntPairs {
     __m512i v;
 };
@@ -121,13 +122,14 @@ inline IntPairs load_even_bytes(const uint8_t* p) {
     return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0xff))};
 }
 inline IntPairs load_odd_bytes(const uint8_t* p) { return {_mm512_srli_epi16(_mm512_loadu_si512(p), 8)}; }
-// Four bits of each 16, from bit kShift on: 0 and 8 are the low halves of even and odd bytes, 4 and 12 the high ones.
+// Four bits of each 16, starting at bit kShift: 0 and 8 are the low nibbles of even and odd bytes, 4 and 12 the high
+// ones.
 template <int kShift>
 inline IntPairs load_half_bytes(const uint8_t* p) {
     const __m512i bits = _mm512_srli_epi16(_mm512_loadu_si512(p), kShift);
     return {kShift == 12 ? bits : _mm512_and_si512(bits, _mm512_set1_epi16(0x0f))};
 }
-// 16 levels, the first of them 0, so that the upper bytes of half bytes stay 0 when levels replace them.
+// 16 levels. The first one is 0, so the upper byte of each 16 bits stays 0 when a lookup replaces nibbles by levels.
 struct LevelTable {
     __m512i v;
 };
@@ -138,13 +140,13 @@ inline LevelTable load_level_table(const void* p) {
 inline IntPairs look_up(const LevelTable& table, IntPairs half_bytes) {
     return {_mm512_shuffle_epi8(table.v, half_bytes.v)};
 }
-// The same two in all lanes.
+// The same two integers in all lanes.
 inline IntPairs set1_int_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
 inline I32x16 dot(I32x16 sums, IntPairs levels, IntPairs x) {
 #if !defined(OCTAVO_AVX512_VNNI)
     return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(levels.v, x.v))};
 #elif defined(__GNUC__) && !defined(__clang__)
-    // As an intrinsic, GCC 12 copies the sums around each of these and runs out of registers.
+    // Inline assembly: with the intrinsic, GCC 12 copies the sums around each instruction and runs out of registers.
     asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(levels.v), "v"(x.v));
     return sums;
 #else
@@ -160,7 +162,7 @@ struct Quads {
 
 inline Quads load_unsigned_quads(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Quads set1_signed_quad(uint32_t quad) { return {_mm512_set1_epi32(static_cast<int>(quad))}; }
-// The low four bits of each byte, and the high four.
+// Loads the low four bits of each byte, or the high four.
 inline Quads load_low_quads(const uint8_t* p) {
     return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(0x0f))};
 }
@@ -201,7 +203,7 @@ struct IntPairs {
     __m256i lo, hi;
 };
 
-// The same function of both halves.
+// Applies the same function to both halves.
 template <typename Make>
 inline IntPairs int_pairs(const uint8_t* p, Make make) {
     return {make(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
@@ -250,8 +252,8 @@ inline IntPairs set1_odd_bytes(uint32_t quad) {
 
 #else
 
-// Whole numbers below 2^24 as floats, for which there are vector products everywhere. Groups are small enough: 128
-// products of 255 by -128 stay below, and 32 products of 255 by 2047.
+// Integers below 2^24 as floats, because every level has float vector products. Groups are small enough: 128 products
+// of 255 by -128 stay below 2^24, and so do 32 products of 255 by 2047.
 struct I32x16 {
     float v[kLanes];
 };
@@ -271,7 +273,7 @@ struct IntPairs {
     float v[2][kLanes];
 };
 
-// `take(half)` makes a number of each half of a word.
+// `take(half)` extracts a number from each half of a word.
 template <typename Take>
 inline IntPairs int_pairs(const uint8_t* p, Take take) {
     IntPairs pairs;
@@ -333,7 +335,7 @@ inline IntPairs set1_odd_bytes(uint32_t quad) { return set1_bytes(quad, 1); }
 
 #if !defined(OCTAVO_AVX512_VNNI)
 
-// Instruction sets without vpdpbusd hold a quad as its even and its odd bytes.
+// Levels without vpdpbusd hold a quad as its even and its odd bytes.
 struct Quads {
     IntPairs even, odd;
 };
@@ -350,8 +352,8 @@ inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
 
 // ---- Sums of many quads ----------------------------------------------------------------------------------------
 
-// `end_sum(total, sum)` is the total of a sum that started with `begin_sum(total)` and up to kExactQuads dot products.
-// Integers wrap around.
+// `end_sum(total, sum)` returns the total of a sum that started with `begin_sum(total)` and has had up to kExactQuads
+// dot products. Integers wrap around.
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
 
 using WideI32x16 = I32x16;
@@ -382,7 +384,7 @@ inline I32x16 subtract(I32x16 a, int32_t b) {
 
 #else
 
-// I32x16 is exact below 2^24 only.
+// I32x16 is exact only below 2^24.
 struct WideI32x16 {
     int32_t v[kLanes];
 };

@@ -1,9 +1,9 @@
-// The instruction sets that the sources know, by what the compiler was told to target. Holds no code.
+// The instruction sets that the sources know, chosen by the compiler's target flags. Holds no code.
 //
-// One of them at most is the level of vectors: OCTAVO_AVX512 or OCTAVO_AVX2; neither means plain loops that the
-// compiler vectorizes as it can (SSE, NEON). OCTAVO_AVX512_VNNI comes on top of the first: dot products of quads of
-// 8-bit numbers, which change no bit. OCTAVO_AVX512_BF16 comes on top of that: dot products of pairs of bfloat16; and
-// then OCTAVO_AMX: products of matrices of bfloat16 and of 8-bit numbers.
+// At most one of OCTAVO_AVX512 and OCTAVO_AVX2 is defined; with neither, vectors are plain loops that the compiler
+// vectorizes as it can (SSE, NEON). OCTAVO_AVX512_VNNI extends OCTAVO_AVX512: dot products of quads of 8-bit numbers,
+// with the same bits in all results. OCTAVO_AVX512_BF16 extends that: dot products of pairs of bfloat16. OCTAVO_AMX
+// extends that: products of matrices of bfloat16 and of 8-bit numbers.
 // `isa.py` has the flags of each level, under the same names.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the library tells about itself.
+// Which instruction set level the library was built for.
 #include "isa.h"
 
 #if defined(OCTAVO_AMX)
@@ -7,12 +7,13 @@
 
 namespace {
 
-// Linux lets a process use the tile registers after it has asked; threads and forks inherit that. `isa.py` chooses the
-// level only if the answer is yes. ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA.
+// Linux lets a process use the AMX tile registers after it has requested them; threads and forks inherit the
+// permission. `isa.py` chooses the AMX level only if Linux permits it. The numbers are ARCH_REQ_XCOMP_PERM and
+// XFEATURE_XTILEDATA.
 [[maybe_unused]] const long kAsked = syscall(SYS_arch_prctl, 0x1023, 18);
 
 }  // namespace
 #endif
 
-// The level that it was compiled for.
+// The level that the library was compiled for.
 extern "C" const char* octavo_isa_level() { return octavo::kIsaLevel; }

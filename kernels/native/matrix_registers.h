@@ -1,4 +1,4 @@
-// The eight tile registers of processors with AMX: their shapes, and their release.
+// The eight tile registers of processors with AMX: their configuration and release.
 #pragma once
 
 #include "native/dot.h"
@@ -8,10 +8,10 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kTileRows = 16;  // of a tile register, of 64 bytes each
+constexpr int64_t kTileRows = 16;  // rows of a tile register, 64 bytes each
 
-// The tile registers of the calling thread: released at the end, so that other code may configure them, and a switch of
-// threads need not save them.
+// The tile registers of the calling thread. They are released at the end, so that other code may configure them and a
+// context switch need not save them.
 class MatrixRegisters {
    public:
     struct Shape {
@@ -26,8 +26,8 @@ class MatrixRegisters {
         configured_key = 0;
     }
 
-    // Gives register i the shape `shape_of(i)`. `key` is a number of these shapes, not 0: while it stays the same, nothing
-    // is done, because a change takes longer than a product.
+    // Gives register i the shape `shape_of(i)`. `key` identifies the set of shapes and is not 0. While it stays the
+    // same, nothing is done, because reconfiguring takes longer than a product.
     template <typename ShapeOf>
     static void configure(int key, ShapeOf shape_of) {
         if (configured_key == key) return;
@@ -41,14 +41,14 @@ class MatrixRegisters {
             configuration.rows[tile] = static_cast<uint8_t>(shape.rows);
             configuration.row_bytes[tile] = static_cast<uint16_t>(shape.row_bytes);
         }
-        // g++ 12 takes the instruction for one that reads 8 bytes, and the loads of tiles for ones that read none.
+        // g++ 12 believes that the instruction reads 8 bytes, and that tile loads read none.
         asm volatile("" ::"r"(&configuration) : "memory");
         _tile_loadconfig(&configuration);
         configured_key = key;
     }
 
    private:
-    static inline thread_local int configured_key = 0;  // 0: none
+    static inline thread_local int configured_key = 0;  // 0: not configured
 };
 
 }  // namespace

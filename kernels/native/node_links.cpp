@@ -1,5 +1,5 @@
-// Moves the parts of one step between nodes. Both directions progress at once, or two nodes that send more than the
-// sockets buffer would wait for each other.
+// Exchanges the parts of one step between nodes. Both directions progress at once; otherwise two nodes that send more
+// than the socket buffers hold would deadlock.
 #include "native/node_links.h"
 
 #include <cerrno>
@@ -15,13 +15,13 @@ namespace {
 
 // One direction of one connection.
 struct Transfer {
-    int64_t node;  // the other one
+    int64_t node;  // index of the peer
     int socket;
     short event;  // POLLIN or POLLOUT
     char* data;
     int64_t num_left;
 
-    // Moves what can be moved without waiting; returns why the connection has ended, null if it has not.
+    // Moves what can be moved without blocking; returns why the connection has ended, null if it has not.
     const char* advance() {
         while (num_left > 0) {
             const ssize_t moved = event == POLLOUT ? send(socket, data, num_left, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -41,7 +41,7 @@ struct Transfer {
     }
 };
 
-// The core learns of the end from the other node's agent, and then kills the workers of all nodes.
+// Never returns. The core learns of the end from the other node's agent, and then kills the workers of all nodes.
 [[noreturn]] void wait_for_the_end(int64_t node, const Transfer& transfer, const char* reason) {
     std::fprintf(stderr,
                  "octavo: the worker with pid %d on node %d has lost its connection to node %d while exchanging rows: "
@@ -64,7 +64,7 @@ void move_all(int64_t node, std::vector<Transfer>& transfers) {
     }
 }
 
-// The bytes of one node's parts: where they begin in each piece, and how many there are.
+// The bytes of one node's parts: their offset in each piece, and their number.
 struct Span {
     int64_t begin, size;
 };
@@ -77,7 +77,7 @@ void NodeLinks::exchange(char* area, const Parts& parts, int64_t num_ranks) cons
         const int64_t end = parts.width * first_ranks[other + 1] / num_ranks * parts.item_bytes;
         return Span{begin, end - begin};
     };
-    // Several pieces travel as one message, packed.
+    // Several pieces are packed into one message.
     std::vector<std::vector<char>> packed(num_nodes);
     const auto message_of = [&](int64_t other) {
         const Span span = span_of(other);

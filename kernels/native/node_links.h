@@ -1,12 +1,12 @@
-// The connections between the nodes of a group, whose ranks do not all share memory: TCP sockets.
+// The TCP sockets between the nodes of a group whose ranks do not all share memory.
 #pragma once
 
 #include <cstdint>
 
 namespace octavo {
 
-// What one use of a group's memory moves: `count` pieces of every node's, at distances of `stride` bytes. The part of
-// rank r, of a row that ranks divide, is `width * r / size` items of `item_bytes` from the start of a piece.
+// What one exchange moves: `count` pieces per node, `stride` bytes apart. The part of rank r, of a row that the ranks
+// divide, is at items `width * r / size` of `item_bytes` each, from the start of a piece.
 struct Parts {
     int64_t count;
     int64_t stride;
@@ -14,15 +14,15 @@ struct Parts {
     int64_t item_bytes;
 };
 
-// `kernels/native/rank_group.py` mirrors it. Only the first rank of each node moves bytes.
+// Mirrored by `kernels/native/rank_group.py`. Only the first rank of each node moves bytes.
 struct NodeLinks {
-    const int64_t* first_ranks;  // of each node, and the number of ranks
-    const int32_t* sockets;      // connected stream sockets, by node; unused: that of this node. Null: not the first rank
+    const int64_t* first_ranks;  // first rank of each node; then the number of ranks
+    const int32_t* sockets;      // connected stream sockets, by node; this node's is unused. Null: not the first rank
     int64_t num_nodes;
-    int64_t node;  // this one
+    int64_t node;  // index of this node
 
-    // Sends this node's parts to all others, and receives theirs into the same places of `area`. If a node is gone, says
-    // so on standard error and never returns: the ranks here can only wait for their end.
+    // Sends this node's parts to all others, and receives theirs into the same places of `area`. If a node is lost,
+    // reports that on standard error and never returns: the ranks here can only wait to be killed.
     void exchange(char* area, const Parts& parts, int64_t num_ranks) const;
 };
 

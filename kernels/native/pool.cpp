@@ -19,15 +19,15 @@
 namespace octavo {
 namespace {
 
-// How long a thread looks before it sleeps: longer than the imbalance of an operation and the time between two decode
-// steps, which a virtual machine's wake-up call would prolong, and so short that an idle process uses no processor time.
+// How long a thread spins before it sleeps: longer than the imbalance of an operation and the time between two decode
+// steps, which a wake-up in a virtual machine would prolong. Short enough that an idle process uses no processor time.
 constexpr int64_t kSpinNs = 400'000;
-// From then on it offers its core between two looks: to the core's process, which plans between steps, or to a thread
+// After this time it yields its core between two looks: to the core process, which plans between steps, or to a thread
 // of its own step that has lost its core.
 constexpr int64_t kYieldNs = 30'000;
-// Longer absences from a core that was offered are counted in `offered_ns`: somebody else has run.
+// Longer absences after a yield are counted in `offered_ns`: another thread has run meanwhile.
 constexpr int64_t kAbsenceNs = 2'000;
-// Reads of the value between two reads of the clock, which cost 20 to 30 ns each.
+// Reads of the value between two reads of the clock, each of which costs 20 to 30 ns.
 constexpr int kLooks = 16;
 constexpr int64_t kMaxThreads = 512;
 
@@ -45,10 +45,10 @@ int64_t now_ns() {
     return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-// How long threads were away from cores that they had offered, in which they would only have waited.
+// Total time that threads were away from cores that they had yielded. They would only have waited in that time.
 std::atomic<int64_t> offered_ns{0};
 
-// Both may return early; callers check again. A 32-bit std::atomic is a plain word for the kernel.
+// Both functions may return early; callers check again. To the kernel a 32-bit std::atomic is a plain word.
 template <Scope kScope>
 void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
     constexpr int kFlag = kScope == Scope::process ? FUTEX_PRIVATE_FLAG : 0;
@@ -60,20 +60,20 @@ void wake_all(const std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE | kFlag, INT_MAX, nullptr, nullptr, 0);
 }
 
-// What the threads of a run are called with.
+// The arguments of one run, for its threads.
 struct Call {
     void (*function)(void*, Thread);
     void* context;
     int64_t count;
 };
 
-// The end of a run: the number of threads still working, and the signal of the last one.
+// The end of a run: the number of threads still working, and the signal that the last one sends.
 struct alignas(64) Join {
     std::atomic<int64_t> num_working{0};
     Signal<Scope::process> done;
 };
 
-// A thread of the pool and its start signal, in one cache line: nothing else moves when a run begins. Each thread has
+// A thread of the pool and its start signal, in one cache line: no other line moves when a run begins. Each thread has
 // its own signal, so a run with few threads does not wake the others, and the next run does not wait for them.
 struct alignas(64) Member {
     Signal<Scope::process> start;
@@ -89,9 +89,9 @@ struct Pool {
     std::mutex in_use;
     Barrier barrier;
     Join join;
-    Member* members[kMaxThreads];  // thread 1, 2, ..., for ever
+    Member* members[kMaxThreads];  // thread 1, 2, ...; never freed
     int64_t num_members = 0;
-    int cpus[kMaxThreads];  // of thread 0, 1, ...; the others run wherever the system likes
+    int cpus[kMaxThreads];  // processors of thread 0, 1, ...; the other threads are not bound
     int64_t num_cpus = 0;
 };
 
@@ -121,9 +121,9 @@ int bind(pthread_t thread, int cpu) {
     return pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
-// Starts threads until the pool has `count` with the caller's, or the system gives no more.
+// Starts threads until the pool has `count` including the caller's, or the system refuses more.
 void grow(Pool& pool, int64_t count) {
-    // Signals are handled by Python's threads; these would only be interrupted.
+    // Python's threads handle signals; a signal would only interrupt these.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -177,7 +177,7 @@ void Signal<kScope>::wait_while(uint32_t old) {
 
 template <Scope kScope>
 void BarrierOf<kScope>::wait() {
-    // Both are read before this thread counts as arrived: after that, the last thread may begin the next round.
+    // Read both before this thread counts as arrived: after that, the last thread may begin the next round.
     const int64_t count = count_;
     const uint32_t round = all_arrived_.value();
     if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
@@ -216,8 +216,8 @@ void run_on_threads(int64_t count, void (*function)(void*, Thread), void* contex
 
 }  // namespace octavo
 
-// Binds the calling thread to the first of the processors and the pool's to the others, one each; threads beyond the
-// list run wherever the system likes. Returns 0 or the number of an error.
+// Binds the calling thread to the first processor and the pool's threads to the others, one each. Threads beyond the
+// list are not bound. Returns 0 or an errno.
 extern "C" int32_t octavo_bind_threads(const int64_t* cpus, int64_t count) {
     using namespace octavo;
     Pool& shared = *pool;
@@ -231,12 +231,12 @@ extern "C" int32_t octavo_bind_threads(const int64_t* cpus, int64_t count) {
     return error;
 }
 
-// Returns for how long waiting threads have been away from cores that they had offered, all of them together. The system
-// counts this as waiting for a core, but nothing was lost.
+// Returns the total time that waiting threads have been away from cores that they had yielded. The system counts this
+// as waiting for a core, but nothing was lost.
 extern "C" int64_t octavo_offered_ns() { return octavo::offered_ns.load(std::memory_order_relaxed); }
 
-// Writes the kernel's numbers of the pool's threads, at most `count`, and returns how many it has written. The
-// caller's thread is not among them.
+// Writes the kernel thread ids of the pool's threads, at most `count`, and returns how many it has written. The
+// caller's thread is not included.
 extern "C" int64_t octavo_thread_ids(int64_t* ids, int64_t count) {
     using namespace octavo;
     Pool& shared = *pool;

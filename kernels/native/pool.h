@@ -5,12 +5,12 @@
 
 namespace octavo {
 
-// Who waits: threads of this process, or also those of other processes that share the memory.
+// The threads that may wait: those of this process, or also those of other processes that share the memory.
 enum class Scope { process, machine };
 
-// A number whose change threads wait for. They first spin for as long as a step usually makes them wait, because
-// sleeping and waking takes ten times as long as a barrier, then let others run between two looks, and then sleep in
-// the kernel (futex).
+// A number that threads can wait on for a change. A waiting thread first spins for as long as a step usually takes,
+// because sleeping and waking takes ten times as long as a barrier. Then it yields between two looks, and finally it
+// sleeps in the kernel (futex).
 template <Scope kScope>
 class Signal {
    public:
@@ -27,12 +27,12 @@ class Signal {
     std::atomic<uint32_t> num_sleepers_{0};
 };
 
-// A barrier in one cache line: with two threads it moves half as often as two lines would. Zeros are a valid barrier
-// without a count.
+// A barrier in one cache line, which with two threads moves half as often as two lines would. Zeroed memory is a valid
+// barrier without a count.
 template <Scope kScope>
 class alignas(64) BarrierOf {
    public:
-    // Only while nobody waits.
+    // Call only while no thread waits.
     void set_count(int64_t count) { count_ = count; }
     void wait();
 
@@ -45,9 +45,9 @@ class alignas(64) BarrierOf {
 // The barrier of a run's threads.
 class Barrier : public BarrierOf<Scope::process> {};
 
-// Calls `function(context, thread)` on `count` threads at once, the caller being thread 0, and returns when all have
-// returned. There are fewer threads if the system refuses more, and only the caller while another thread of the process
-// is in this function: results must not depend on the number of threads.
+// Calls `function(context, thread)` on `count` threads at once, with the caller as thread 0, and returns when all have
+// returned. Fewer threads run if the system refuses more, and only the caller runs while another thread of the process
+// is in this function. So results must not depend on the number of threads.
 void run_on_threads(int64_t count, void (*function)(void* context, Thread thread), void* context);
 
 }  // namespace octavo

@@ -1,9 +1,9 @@
-// The ranks of a tensor-parallel group: processes that exchange rows through shared memory, and between machines through
-// sockets that fill the same memory.
+// The ranks of a tensor-parallel group: processes that exchange rows through shared memory. Between machines, sockets
+// fill the same memory.
 //
-// All ranks run the same operations in the same order, so the uses of the memory have the same number everywhere. They
-// alternate between two areas: a rank that writes to one of them has passed the meeting of the use in between, which
-// every rank reaches only after reading what the use before it left there.
+// All ranks run the same operations in the same order, so every rank numbers the uses of the memory alike. Uses
+// alternate between two areas. A rank that writes to one area has passed the meeting of the use before, and every rank
+// reaches that meeting only after it has read what the last use of this area left there.
 #pragma once
 
 #include "native/node_links.h"
@@ -11,24 +11,24 @@
 
 namespace octavo {
 
-// `kernels/native/rank_group.py` mirrors it. Each rank has its own, over the same memory.
+// Mirrored by `kernels/native/rank_group.py`. Each rank has its own structure, over the same memory.
 struct RankGroup {
     BarrierOf<Scope::machine>* barrier;
-    char* areas;         // two
-    int64_t area_bytes;  // of each
+    char* areas;         // two of them
+    int64_t area_bytes;  // bytes of each area
     int64_t rank;
     int64_t size;
     int64_t num_uses;
     int64_t num_local;       // ranks on this machine
     const NodeLinks* links;  // to the other machines; null: all ranks are here
 
-    // The area of the present use. Ask before `meet`.
+    // The area of the current use. Call it before `meet`.
     template <typename Element>
     Element* area() const {
         return reinterpret_cast<Element*>(areas + num_uses % 2 * area_bytes);
     }
 
-    // Waits until all ranks have called it, and the parts of all nodes are here.
+    // Waits until all ranks have called it and the parts of all nodes have arrived.
     void meet_ranks(const Parts& parts) {
         barrier->wait();
         if (links == nullptr) return;
@@ -36,8 +36,8 @@ struct RankGroup {
         barrier->wait();
     }
 
-    // Waits until all threads of all ranks have written what they give away in this use, and ends the use. `parts` says
-    // where that is.
+    // Waits until all threads of all ranks have written what they publish in this use, and ends the use. `parts` says
+    // where the data is.
     void meet(const Thread& thread, const Parts& parts) {
         thread.wait_for_all();
         if (thread.index == 0) {

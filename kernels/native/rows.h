@@ -1,7 +1,7 @@
-// What row operations share: the choice of element types, and loops over the columns of a row.
+// Shared by row operations: the choice of element types, and loops over the columns of a row.
 //
-// A row operation gives each thread `thread.share(step.num_rows)`, so that one may follow another over the same
-// rows without a barrier between them. Every sum over a row is taken here, in an order that only its width decides.
+// A row operation gives each thread `thread.share(step.num_rows)`, so row operations over the same rows need no barrier
+// between them. All sums over a row are computed here, in an order that depends only on the width.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-// Calls `body` with a value of the type that an operation writes. Python lets no other through.
+// Calls `body` with a value of the element type that an operation writes. Python rejects other types.
 template <typename Body>
 inline void with_output_type(Type type, Body body) {
     if (type == Type::bf16)
@@ -20,7 +20,7 @@ inline void with_output_type(Type type, Body body) {
         body(float{});
 }
 
-// The same for types that are only read: tables and program inputs.
+// The same for types that are only read: those of tables and program inputs.
 template <typename Body>
 inline void with_input_type(Type type, Body body) {
     if (type == Type::bf16)
@@ -38,7 +38,7 @@ inline void for_each_row(const Step& step, const Thread& thread, Body body) {
     for (int64_t row = rows.begin; row < rows.end; ++row) body(row);
 }
 
-// Calls `body(column, count)` for each vector of a row: `count` is 16, less in the last one.
+// Calls `body(column, count)` for each vector of a row: `count` is 16, or less in the last vector.
 template <typename Body>
 inline void for_each_vector(int64_t width, Body body) {
     int64_t column = 0;
@@ -46,8 +46,8 @@ inline void for_each_vector(int64_t width, Body body) {
     if (column < width) body(column, width - column);
 }
 
-// The sum of `add(column, count, sum)` over a row; `add` returns `sum` plus its part. Vector v is added to running sum
-// v % 4: four sums hide the latency of additions. `add` must return lanes of `sum` beyond `count` unchanged.
+// Sums `add(column, count, sum)` over a row; `add` returns `sum` plus its part. Vector v is added to running sum v % 4:
+// four sums hide the latency of additions. `add` must return lanes of `sum` beyond `count` unchanged.
 template <typename Add>
 inline float sum_of_vectors(int64_t width, Add add) {
     constexpr int64_t kFull = kLanes;

@@ -1,8 +1,8 @@
-// States of requests: what recurrent operations keep from one step to the next. `kernels/recurrence.py` mirrors it.
+// State of requests that recurrent operations keep from one step to the next. Mirrored by `kernels/recurrence.py`.
 //
-// A recurrent operation is no row operation: a thread takes a part of one request's state (a head, or some channels) and
-// computes all of the request's rows for it, token by token. So the order of all sums is that of the tokens, whatever
-// the chunks of a prompt, the batch and the number of threads.
+// A recurrent operation is no row operation: a thread takes a part of one request's state (a head, or some channels)
+// and computes all of the request's rows for it, token by token. All sums are therefore in token order, whatever the
+// chunks of the prompt, the batch and the number of threads.
 #pragma once
 
 #include <cstring>
@@ -13,19 +13,19 @@
 namespace octavo {
 
 struct State {
-    char* data;          // f32; `slot_bytes` from one state to the next
+    char* data;          // f32; states are `slot_bytes` apart
     int64_t slot_bytes;
     int64_t cache_group;
 };
 
-// `size` floats of a request's state from float `offset` on: where they are before its first row, and where they go.
-// Both may be one place.
+// `size` floats of a request's state, starting at float `offset`: where they are before its first row, and where they
+// are written. Both may be the same place.
 struct StatePart {
     const float* from;
     float* to;
 };
 
-// A request without a source begins with zeros: they are written to its destination first.
+// The state of a request without a source begins as zeros, which are written to its destination first.
 inline StatePart part_of(const State& state, const Step& step, int64_t request, int64_t offset, int64_t size) {
     const CacheGroup& group = step.groups[state.cache_group];
     const auto at = [&](int64_t slot) { return reinterpret_cast<float*>(state.data + slot * state.slot_bytes) + offset; };
@@ -35,7 +35,7 @@ inline StatePart part_of(const State& state, const Step& step, int64_t request, 
     return {to, to};
 }
 
-// Calls `body(request, part)` for the parts of all requests that this thread takes.
+// Calls `body(request, part)` for all parts of requests that are assigned to this thread.
 template <typename Body>
 inline void for_each_part(const Step& step, const Thread& thread, int64_t parts_per_request, Body body) {
     const int64_t num_parts = step.num_requests * parts_per_request;
@@ -43,18 +43,18 @@ inline void for_each_part(const Step& step, const Thread& thread, int64_t parts_
         body(part / parts_per_request, part % parts_per_request);
 }
 
-// Tokens whose factors are computed at once: one per lane.
+// Tokens whose factors are computed together: one per lane.
 constexpr int64_t kTokenBlock = kLanes;
 
-// Column `column` of rows [row, row + count), one row per lane; zeros beyond.
+// Column `column` of rows [row, row + count), one row per lane; the other lanes are 0.
 inline F32x16 load_rows(const Matrix& x, int64_t row, int64_t count, int64_t column) {
     float values[kTokenBlock] = {};
     for (int64_t i = 0; i < count; ++i) values[i] = x.row<const float>(row + i)[column];
     return load(values);
 }
 
-// log(1 + e^x), correct to 3 units in the last place; NaN stays NaN. It is the positive part of x plus log(1 + u) for a u
-// from 0 to 1, which is twice the series of the inverse hyperbolic tangent of u / (2 + u).
+// log(1 + e^x), correct to 3 units in the last place; NaN stays NaN. Computed as max(x, 0) + log(1 + u) for a u from 0
+// to 1, where log(1 + u) is twice the series of the inverse hyperbolic tangent of u / (2 + u).
 inline F32x16 softplus(F32x16 x) {
     const F32x16 u = exp(min(zero() - x, x));
     const F32x16 s = u / (set1(2.0f) + u), z = s * s;

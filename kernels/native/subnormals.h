@@ -1,4 +1,4 @@
-// Subnormal numbers as zero, for some scope of a thread.
+// Treats subnormal numbers as zero while an object of this class exists.
 #pragma once
 
 #if defined(__SSE2__)
@@ -7,8 +7,8 @@
 
 namespace octavo {
 
-// Makes the calling thread of an x86 processor take subnormals for zeros, as tile registers always do. Intel's vector
-// registers take 150 cycles for a result that is subnormal. Other processors keep subnormals.
+// Makes the calling thread treat subnormals as zero on x86, as tile registers always do. On Intel, a vector instruction
+// with a subnormal result takes 150 cycles. Other processors keep subnormals.
 class SubnormalsAreZero {
    public:
     SubnormalsAreZero() {

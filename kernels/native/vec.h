@@ -1,9 +1,9 @@
-// Vectors of 16 floats on every instruction set. Intrinsics of float vectors are used only here.
+// Vectors of 16 floats on every instruction set. Only this file uses intrinsics of float vectors.
 //
 // There are three levels, chosen by the target flags of the compiler: AVX-512 (one register), AVX2 with FMA (two
 // halves), and plain arrays that the compiler vectorizes as it can (NEON, SSE). `fma` rounds once on the first two
 // levels and twice on the last, where a fused operation would be a library call. The library is built with
-// -ffp-contract=off, so a multiplication and an addition are fused only where the source calls `fma`. Otherwise
+// -ffp-contract=off, so a multiplication and an addition are fused only where the source calls `fma`; otherwise
 // inlining could change results. The dot products of 16-bit and 8-bit numbers are in `dot.h`.
 #pragma once
 
@@ -129,7 +129,7 @@ inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; 
 inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
-// The larger (smaller) value of each lane; `b` if either is NaN.
+// The larger (smaller) value of each lane; `b` if either value is NaN.
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline bool any_greater(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
@@ -138,7 +138,7 @@ inline F32x16 round(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_
 inline F32x16 floor(F32x16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
 // a * 2^n for an integral n from -160 to 160.
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
-// Lanes [0, count) of `a`, the others of `b`.
+// Lanes [0, count) of `a`, the other lanes of `b`.
 inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
     const __mmask16 mask = count >= kLanes ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1u);
     return {_mm512_mask_blend_ps(mask, b.v, a.v)};
@@ -147,15 +147,15 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign.v)), b.v, a.v)};
 }
-// Entries of a table, at the whole numbers from 0 to 15 in `index`.
+// Entries of a table; `index` holds integers from 0 to 15.
 inline F32x16 lookup(const float (&table)[kLanes], F32x16 index) {
     return {_mm512_permutexvar_ps(_mm512_cvttps_epi32(index.v), _mm512_loadu_ps(table))};
 }
-// Bit i is set if lane i of `a` is at least that of `b`; if it is NaN.
+// Bit i is set if lane i of `a` is at least lane i of `b` (`mask_at_least`), or if it is NaN (`mask_nan`).
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 inline uint32_t mask_nan(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
-// Copies those of the 16 numbers at `from` whose bit is set to consecutive places at `to`, and returns their count. May
-// overwrite all 16 places at `to`. `to` may equal `from` or precede it.
+// Copies those of the 16 numbers at `from` whose mask bit is set to consecutive places at `to`, and returns their
+// count. May overwrite all 16 places at `to`. `to` may equal `from` or precede it.
 inline int64_t compress(float* to, const float* from, uint32_t mask) {
     const auto lanes = static_cast<__mmask16>(mask);
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(lanes, _mm512_loadu_ps(from)));
@@ -227,7 +227,7 @@ inline F32x16 round(F32x16 a) {
 }
 inline F32x16 floor(F32x16 a) { return {_mm256_floor_ps(a.lo), _mm256_floor_ps(a.hi)}; }
 inline __m256 half_power(__m256 a, __m256 n) {
-    // In two factors, because 2^n itself may be too small for a normal number.
+    // As two factors, because 2^n itself may be too small for a normal number.
     const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
     const __m256i rest = _mm256_sub_epi32(whole, half), one = _mm256_set1_epi32(127);
     const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, one), 23));
@@ -303,7 +303,7 @@ inline bool any_greater(F32x16 a, F32x16 b) {
     return any;
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { OCTAVO_LANES(a.v[i] * b.v[i] + c.v[i]); }
-// Floats from 2^23 on have no fraction. Unlike std::nearbyint, this is not a library call on baseline x86-64.
+// Floats of 2^23 and above have no fraction. Unlike std::nearbyint, this is not a library call on baseline x86-64.
 inline float round_one(float a) {
     const float shift = std::copysign(0x1p23f, a);
     return std::fabs(a) < 0x1p23f ? (a + shift) - shift : a;
@@ -322,7 +322,7 @@ inline float power_of_2(int n) {
 }
 inline float scale_one(float a, float n) {
     if (n != n) return n;
-    const int whole = static_cast<int>(n), half = whole >> 1;  // in two factors, as in the level above
+    const int whole = static_cast<int>(n), half = whole >> 1;  // two factors, as in the level above
     return a * power_of_2(half) * power_of_2(whole - half);
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { OCTAVO_LANES(scale_one(a.v[i], n.v[i])); }
@@ -354,7 +354,7 @@ inline int64_t compress(Element* to, const Element* from, uint32_t mask) {
 }
 #endif
 
-// 32 numbers, the bits of two calls of `store`.
+// Stores 32 numbers, with the bits of two calls of `store`.
 inline void store(bf16* p, F32x16 a, F32x16 b) {
 #if defined(OCTAVO_AVX512) && defined(__AVX512BF16__)
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v));
@@ -366,7 +366,7 @@ inline void store(bf16* p, F32x16 a, F32x16 b) {
 
 inline F32x16 zero() { return set1(0.0f); }
 
-// The first `count` numbers at `p`, then zeros; nothing beyond them is read.
+// Loads the first `count` numbers at `p`, then zeros; reads nothing beyond them.
 template <typename Element>
 inline F32x16 load_first(const Element* p, int64_t count) {
     if (count >= kLanes) return load(p);
@@ -429,7 +429,7 @@ inline float reduce_max(F32x16 a) {
 // NaN. Range reduction: x = n ln 2 + r with ln 2 in two parts (Cody and Waite). e^r is the polynomial of degree 6 that
 // Cephes (Moshier) uses for expf.
 inline F32x16 exp(F32x16 x) {
-    x = min(set1(89.0f), max(set1(-104.0f), x));  // in this order of arguments NaN goes through
+    x = min(set1(89.0f), max(set1(-104.0f), x));  // with this order of arguments NaN passes through
     const F32x16 n = round(x * set1(1.44269504f));
     F32x16 r = fma(n, set1(-0.693359375f), x);
     r = fma(n, set1(2.12194440e-4f), r);

@@ -1,7 +1,7 @@
-// Keys and values in 8-bit floats (E4M3 of the OCP standard, without infinities: largest number 448, NaN 0x7f and 0xff).
+// Keys and values in 8-bit floats (OCP E4M3: no infinities, largest value 448, NaN 0x7f and 0xff).
 //
-// Attention multiplies their numbers as bfloat16, which holds all of them exactly, so the bits of a product do not
-// depend on how a level decodes them. Numbers are relative to a scale of the layer, which the caller applies.
+// Attention multiplies them as bfloat16, which represents all of them exactly, so the bits of a product do not depend
+// on how a level decodes them. Values are relative to a scale of the layer, which the caller applies.
 #pragma once
 
 #include "paged_attention/layout.h"
@@ -12,21 +12,21 @@ struct f8 {
     uint8_t bits;
 };
 
-// As many neighbours as bfloat16 has, so that a tile is decoded number by number.
+// The same number of neighbours as bfloat16, so that a tile is decoded element by element.
 template <>
 inline constexpr int64_t kStep<f8> = 2;
 
 constexpr float kLargestF8 = 448.0f;
 
-// Rounds to nearest, ties to even; larger numbers become the largest one. NaN stays NaN. Free of branches, so that
-// compilers vectorize loops of it.
+// Rounds to nearest, ties to even, and saturates at the largest value. NaN stays NaN. Free of branches, so that
+// compilers vectorize loops over it.
 inline f8 to_f8(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     const uint32_t sign = bits & 0x80000000u, magnitude = bits ^ sign;
     constexpr uint32_t kLargest = 0x43e00000u, kSmallestNormal = 0x3c800000u, kInfinity = 0x7f800000u;
     const uint32_t clamped = magnitude < kLargest ? magnitude : kLargest;
-    // Adding 2^14 leaves nothing but multiples of 2^-9, the step of subnormal numbers, in the lowest bits.
+    // Adding 2^14 leaves only multiples of 2^-9, the step of subnormals, in the lowest bits.
     float small;
     std::memcpy(&small, &clamped, sizeof small);
     small += 0x1p14f;
@@ -44,7 +44,7 @@ inline void store(f8* p, F32x16 a) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_f8(values[i]);
 }
 
-// The bfloat16 numbers of the codes 0 to 127.
+// The bfloat16 values of codes 0 to 127.
 struct F8Numbers {
     alignas(64) uint16_t bits[128];
 
@@ -73,7 +73,7 @@ inline void widen(const f8* source, int64_t count, bf16* target) {
                                                                   _mm512_set1_epi16(int16_t{-0x8000}), 0xf8));
     }
 #elif defined(OCTAVO_AVX2)
-    // Both bytes of a subnormal number, from one table: the lower ones at 0, the upper ones at 8.
+    // Both bytes of a subnormal, from one table: lower bytes from entry 0, upper bytes from entry 8.
     const __m256i table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0, -0x80, -0x40, 0, 0x20, 0x40, 0x60, 0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c));
     for (int64_t i = 0; i < count; i += 16) {

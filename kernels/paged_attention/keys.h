@@ -1,9 +1,10 @@
-// Finds the tiles of keys and values that some rows of one request see through one KV head.
+// Finds the tiles of keys and values that some rows of one request see through one KV head. Computes nothing.
 //
-// Whole groups of 16 slots are read in place. Copied into buffers, in the same order, are: slots of blocks whose size
-// is not a multiple of 16; f16 and f8, which are widened to f32 and bf16; and values next to invisible slots, because unused slots may
-// hold NaN, which a weight of zero does not remove. Keys need no copy since their scores are masked; integers need
-// none, except for their factors. Values that are the beginnings of keys are made of the keys. Computes nothing.
+// Complete groups of 16 slots are read in place. The following are copied into buffers, in the same order: slots of
+// blocks whose size is not a multiple of 16; f16 and f8, which are widened to f32 and bf16; and values next to
+// invisible slots, because unused slots may hold NaN, which a weight of zero does not remove. Keys need no copy since
+// their scores are masked; integers need none, except for their factors. Values that are the first part of keys are
+// made from the keys.
 #pragma once
 
 #include "paged_attention/float8.h"
@@ -12,9 +13,9 @@
 
 namespace octavo::paged_attention {
 
-// A thread's room for one tile.
+// A thread's buffers for one tile.
 struct TileBuffers {
-    char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
+    char* keys;    // kTileKeys x padded_dim elements of at most 4 bytes
     char* values;  // kTileKeys x padded_value_dim
     char* narrow;  // 2 x kTileKeys x padded_dim f16 or f8, before they are widened
     float* scales; // 2 x kTileKeys
@@ -31,20 +32,20 @@ struct Keys {
     TileBuffers buffers;
 
     int64_t slot(int64_t key) const {
-        // In 32 bits, where a division takes half the time; a request has no more keys.
+        // In 32 bits, because a division then takes half the time. A request never has more keys.
         const uint32_t size = static_cast<uint32_t>(layout.block_size), index = static_cast<uint32_t>(key);
         return int64_t{blocks[index / size]} * layout.block_size + index % size;
     }
 
     bool has_whole_groups() const { return layout.block_size % kGroupSlots == 0; }
 
-    // The part of the 16 keys from `first` on that is visible, counted from `first`.
+    // The visible part of the 16 keys starting at `first`, relative to `first`.
     Range visible_of(int64_t first) const {
         const auto clamped = [&](int64_t key) { return std::min(std::max(key - first, int64_t{0}), kGroupSlots); };
         return {clamped(visible.begin), clamped(visible.end)};
     }
 
-    // Where the operands of tile `index` are, whose place in the cache is `places`; good until the next call.
+    // The operands of tile `index`, whose place in the cache is `places`; valid until the next call.
     template <typename Right>
     Tile<Right> tile(int64_t index, const Places& places) const {
         Tile<Right> result = operands<Right>(index, places);
@@ -52,7 +53,7 @@ struct Keys {
         return result;
     }
 
-    // Where tile `index` lies in the cache, if groups lie there whole; else where its groups begin.
+    // The place of tile `index` in the cache, if its groups can be read in place; else the addresses of its groups.
     Places places(int64_t index) const {
         Places result;
         for (int64_t group = 0; group < kTileGroups; ++group) {
@@ -84,7 +85,7 @@ struct Keys {
         return result;
     }
 
-    // The groups in place, without masking neighbouring slots.
+    // Reads the groups in place, without masking neighbouring slots.
     template <typename Right>
     static Tile<Right> tile_in_cache(const Places& places) {
         Tile<Right> result = {};
@@ -121,7 +122,7 @@ struct Keys {
         return result;
     }
 
-    // Copies the visible slots one by one, runs of them that lie in one group together.
+    // Copies the visible slots; runs of slots in one group are copied together.
     template <typename Right>
     Tile<Right> gathered_tile(int64_t index, char* k_buffer, char* v_buffer) const {
         const int64_t padded_dim = layout.padded_dim();
@@ -175,7 +176,7 @@ struct Keys {
         return result;
     }
 
-    // Makes values of the visible keys; the factors are the same.
+    // Makes values from the visible keys; the factors are the same.
     template <typename Right>
     void make_values(int64_t index, Tile<Right>& tile) const {
         const int64_t value_dim = layout.padded_value_dim();
@@ -188,7 +189,7 @@ struct Keys {
         }
     }
 
-    // The factors of a tile's slots; zero for what is not visible, whatever its slot holds.
+    // The factors of a tile's slots; 0 for invisible slots, whatever they hold.
     void copy_scales(int64_t index, Tile<uint8_t>& tile) const {
         float* const k_scales = buffers.scales;
         float* const v_scales = buffers.scales + kTileKeys;
@@ -206,7 +207,7 @@ struct Keys {
         }
     }
 
-    // Copies neighbouring keys, the first from lane `from`, to `lanes` of another group.
+    // Copies neighbouring keys, the first of them in lane `from`, to `lanes` of another group.
     template <typename Element>
     void copy_keys(const Element* source, int64_t from, Range lanes, Element* target) const {
         const size_t size = static_cast<size_t>(lanes.end - lanes.begin) * kStep<Element> * sizeof(Element);
@@ -223,8 +224,8 @@ struct Keys {
                     source[value_index<Element>(padded_dim, from, dim)];
     }
 
-    // Copies a group of values, with zeros for those of all lanes but `lanes`. A word of 32 bits holds neighbours of
-    // one dimension, so one mask does for all words of a line.
+    // Copies a group of values, with zeros in all lanes except `lanes`. A 32-bit word holds neighbours of one
+    // dimension, so one mask is enough for all words of a row.
     template <typename Element>
     void copy_group(const Element* source, Range lanes, Element* target) const {
         constexpr int64_t step = kStep<Element>;
@@ -243,7 +244,7 @@ struct Keys {
         }
     }
 
-    // Makes the values of all lanes but `lanes` zero.
+    // Sets the values of all lanes except `lanes` to zero.
     template <typename Element>
     void clear_values(Range lanes, Element* values) const {
         const int64_t padded_dim = layout.padded_dim();

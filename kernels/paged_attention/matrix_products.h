@@ -1,9 +1,10 @@
 // The products of attention on processors with AMX: up to 16 query rows in tile registers.
 //
-// Groups of keys are operands as they lie in the cache: the second operand of an instruction has 16 lines of 64 bytes,
-// which are pairs or quads of dimensions of 16 keys. Products of bf16 have an order of sums of their own: the even and
-// the odd of 32 dimensions (of 16 keys for values) apart, then both are added to the sum. It depends on neither the other
-// rows nor their number, so tiles compute single rows too. Integers are exact, and have the bits of vector registers.
+// Groups of keys are operands as they are in the cache: the second operand of an instruction has 16 rows of 64 bytes,
+// which are pairs or quads of dimensions of 16 keys. Products of bf16 have their own order of sums: the even and the
+// odd of 32 dimensions (of 16 keys, for values) are summed separately, then both are added to the sum. The order
+// depends on neither the other rows nor their number, so tiles compute single rows too. Integers are exact, with the
+// bits of vector registers.
 #pragma once
 
 #include "native/matrix_registers.h"
@@ -13,14 +14,15 @@
 
 namespace octavo::paged_attention {
 
-// The registers: 0 to 3 are sums, 4 holds rows and 5 a whole group of lines; 6 and 7 hold what is shorter.
+// Register use: 0 to 3 are sums, 4 holds rows, 5 a full group of key rows; 6 and 7 hold shorter operands.
 template <typename Right>
 struct MatrixShape {
     static constexpr int64_t kStepNumbers = kStep<Right>;
     static constexpr int64_t kDepth = kTileRows * kStepNumbers;  // dimensions or keys that a whole register has
 
-    // For `num_rows` rows. Register 6 holds the rest of a row of keys. With pairs there are 16 dimensions left, or none,
-    // and it also holds the weights of one group of values; with quads these are copied and multiplied four at a time.
+    // Configures for `num_rows` rows. Register 6 holds the rest of a row of keys. With pairs, 16 dimensions or none
+    // remain, and it also holds the weights of one group of values; with quads these are copied and multiplied four at
+    // a time.
     static void configure(int num_rows, int64_t key_dim) {
         const int64_t rest = kStepNumbers == 2 ? kGroupSlots : key_dim % kDepth;
         const int lines = static_cast<int>(rest == 0 ? kTileRows : rest / kStepNumbers);
@@ -40,7 +42,7 @@ inline void clear_sums() {
     _tile_zero(3);
 }
 
-// Adds products to sums `kSum`, of rows in register `kRows` and lines in register `kLines`.
+// Adds products to the sums in register `sum`, of rows in register `rows` and key lines in register `lines`.
 #define OCTAVO_ADD_PRODUCTS(Right, sum, rows, lines)   \
     do {                                               \
         if constexpr (std::is_same_v<Right, bf16>)     \
@@ -82,8 +84,8 @@ inline void store_sums(int sum, void* target, int64_t stride) {
     }
 }
 
-// scores[row][key] = q[row] . k[key], for the keys of `num_groups` groups, made up to whole quads of groups: floats, or
-// sums of integers without `starts` and factors. Prefetches the keys of `next`.
+// scores[row][key] = q[row] . k[key], for the keys of `num_groups` groups, rounded up to complete quads of groups:
+// floats, or integer sums without `starts` and factors. Prefetches the keys of `next`.
 template <typename Products>
 inline void multiply_keys_in_matrix(const typename Products::Left* q, int64_t padded_dim,
                                     const Tile<typename Products::Right>& tile, const Places& next, int64_t num_groups,
@@ -119,7 +121,7 @@ inline void multiply_keys_in_matrix(const typename Products::Left* q, int64_t pa
     asm volatile("" ::: "memory");
 }
 
-// `multiply_values` for `num_rows` rows; `out` and `factors` are theirs.
+// `multiply_values` for `num_rows` rows; `out` and `factors` belong to these rows.
 inline void multiply_values_in_matrix(const Weights<PairProducts>& weights, const Tile<bf16>& tile, int64_t num_groups,
                                       const Places& next, int64_t value_dim, const Factors& factors, int num_rows,
                                       float* out) {
@@ -160,8 +162,8 @@ inline void multiply_values_in_matrix(const Weights<PairProducts>& weights, cons
     }
 }
 
-// The same for integers. `values` is room for a tile of values, where groups lie next to one another, because a register
-// has 64 keys.
+// The same for integers. `values` is a buffer for a tile of values, whose groups are contiguous there, because a
+// register has 64 keys.
 inline void multiply_values_in_matrix(const Weights<QuadProducts>& weights, const uint8_t* values, int64_t num_groups,
                                       int64_t value_dim, const Factors& factors, int num_rows, float* out) {
     alignas(64) int32_t sums[2][2][kTileRows * kLanes];  // by block and part

@@ -1,11 +1,11 @@
-// Attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
-// `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
+// Attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and `paged_attention`
+// (once per layer). Does not write the cache: `store_kv` has done that before.
 //
 // For each item of the plan and each KV head, a thread iterates over the tiles of 256 keys, anchored at position 0. All
-// rows that read a tile (the heads that share the KV head, for each token of a run, or of all the item's runs if they
-// share the tile) use it while it is in the cache, kRowsAtOnce at a time. The softmax is computed online (Milakov and
-// Gimelshein 2018; Dao et al. 2022), and tiles are merged in order: a row's sums do not depend on how the step is
-// split.
+// rows that read a tile use it while it is in the cache, kRowsAtOnce at a time. These are the heads that share the KV
+// head, for each token of a run, or of all the item's runs if they share the tile. The softmax is computed online
+// (Milakov and Gimelshein 2018; Dao et al. 2022), and tiles are merged in order: a row's sums do not depend on how the
+// step is split.
 #include "native/subnormals.h"
 #include "paged_attention/keys.h"
 #include "paged_attention/plan.h"
@@ -25,14 +25,14 @@ struct Args {
     Matrix q;    // f32, or bf16 where keys are; num_heads * head_dim wide
     Matrix out;  // f32 or bf16; num_heads * value_dim wide
     const char* k_cache;
-    const char* v_cache;  // the same as `k_cache` if values are the beginnings of keys
+    const char* v_cache;  // the same as `k_cache` if values are the first part of keys
     Shape shape;
-    const char* workspace;  // with the step's plan
+    const char* workspace;  // contains the step's plan
     const float* sinks;     // of each query head: a score whose value is 0; null: none
-    float k_scale, v_scale;  // factors of what the cache holds; those of slots of 8-bit integers are stored with them
+    float k_scale, v_scale;  // factors of the cached keys and values; int8 slots also store their own
 };
 
-// An item on one KV head, by one thread.
+// Computes an item for one KV head, on one thread.
 template <typename Products>
 class Worker {
     using Left = typename Products::Left;
@@ -44,10 +44,10 @@ class Worker {
           scratch_(scratch), group_(args.shape.group()), key_dim_(args.shape.layout.padded_dim()),
           value_dim_(args.shape.layout.padded_value_dim()) {}
 
-    // Where the item's first tile lies.
+    // The place of the item's first tile.
     Places first_places() const { return places(begin()); }
 
-    // Prefetches the whole first tile at once: there is no computation yet to overlap with.
+    // Prefetches the complete first tile at once: there is no computation yet to overlap with.
     void fetch_first() const {
         const Places first = first_places();
         for (int64_t group = 0; group < first.num_groups; ++group)
@@ -57,7 +57,7 @@ class Worker {
             }
     }
 
-    // Computes the item. `following` is the thread's next one.
+    // Computes the item. `following` is the first tile of the thread's next item.
     void run(const Places& following) {
         for (int64_t index = 0; index < item_.num_runs; ++index) load_queries(runs_[index]);
         visit_ = begin();
@@ -83,7 +83,8 @@ class Worker {
     }
 
    private:
-    // A tile and the run that reads it; the first run reads a shared tile for all. Visits are ordered by tile and run.
+    // A tile and the run that reads it; the first run reads a shared tile for all runs. Visits are ordered by tile and
+    // run.
     struct Visit {
         int64_t tile, run;
     };
@@ -107,7 +108,7 @@ class Worker {
 
     Places places(const Visit& visit) const { return keys(runs_[visit.run]).places(visit.tile); }
 
-    // Whether a run reads a tile, for itself or for all.
+    // Whether a run reads a tile, for itself or for all runs.
     bool reads(const Visit& visit) const {
         const Run& run = runs_[visit.run];
         return visit.tile >= run.first_tile && visit.tile < run.end_tile &&
@@ -120,7 +121,7 @@ class Worker {
         return visit;
     }
 
-    // Advances to the next run or tile that has something to read.
+    // Advances to the next run or tile that must be read.
     void skip_to_reader(Visit& visit) const {
         while (visit.tile < item_.end_tile && !reads(visit)) advance(visit);
     }
@@ -154,7 +155,7 @@ class Worker {
         for (int64_t i = 0; i < key_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
     }
 
-    // Rounds a row of queries to 8 bits. If a number is not finite the factor is NaN, and so are all scores.
+    // Rounds a row of queries to 8 bits. If an element is not finite, the factor and therefore all scores are NaN.
     void quantize_row(const float* source, int64_t row, Left* target) const {
         const int64_t dim = args_.shape.layout.head_dim;
         F32x16 largest = zero(), not_finite = zero(), sum = zero();
@@ -195,7 +196,7 @@ class Worker {
         }
     }
 
-    // All rows of a visit that see part of its tile, in groups of nearly equal size.
+    // Computes all rows of a visit that see part of its tile, in groups of nearly equal size.
     void attend(const Visit& visit, const Tile<Right>& tile, const Places& next, const State& state) {
         const bool is_shared = visit.tile < item_.shared_tiles;
         const Run& run = runs_[visit.run];
@@ -240,7 +241,7 @@ class Worker {
         }
     }
 
-    // The slopes of the item's rows, in units of log2(e), and the distances of a tile's first key from them.
+    // The slopes of the item's rows, in units of log2(e), and the distance of the tile's first key from each row.
     void fill_slopes(const Range& rows, int64_t first_key, float* slopes, float* firsts) const {
         const Run* run = runs_;
         for (int64_t row = rows.begin; row < rows.end; ++row) {
@@ -302,7 +303,7 @@ class Worker {
         });
     }
 
-    // The inverse of the sum of the weights and that of the head's sink.
+    // The inverse of the sum of the weights, including that of the head's sink.
     F32x16 inverse_with_sink(float sum, float exponent, int64_t head) const {
         const F32x16 sink = set1(args_.sinks[head] * 1.44269504f), exponents = set1(exponent);
         const F32x16 both = max(sink, exponents);
@@ -317,7 +318,7 @@ class Worker {
     const Run* const runs_;
     const int64_t head_;
     const Scratch& scratch_;
-    const int64_t group_, key_dim_, value_dim_;  // the latter padded
+    const int64_t group_, key_dim_, value_dim_;  // value_dim_ is padded
     Visit visit_;  // the next one to be made, and where its tile lies
     Places here_;
     Places following_;
@@ -328,7 +329,7 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
     const Plan& plan = *reinterpret_cast<const Plan*>(args.workspace);
     const int64_t heads = args.shape.layout.num_kv_heads, count = plan.num_items * heads;
     const Scratch scratch(plan.scratch + thread.index * plan.scratch_bytes, args.shape);
-    // Weights of keys that a row does not see are the smallest of all before they become zero.
+    // Weights of keys that a row does not see underflow before they are set to zero.
     const SubnormalsAreZero subnormals_are_zero;
 #if defined(OCTAVO_AMX)
     const MatrixRegisters registers;
@@ -336,7 +337,7 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
     const auto worker = [&](int64_t index) {
         return Worker<Products>(args, step, plan, plan.items[index / heads], index % heads, scratch);
     };
-    // Takes one item in advance, to prefetch its first tile during the last tile of the item before.
+    // Takes one item in advance, to prefetch its first tile during the last tile of the current item.
     int64_t taken = thread.take();
     if (taken < count) worker(taken).fetch_first();
     while (taken < count) {

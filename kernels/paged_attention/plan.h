@@ -3,7 +3,7 @@
 // A run is a range of tokens of one request. A job is one run, or the runs of several requests that share a prefix and
 // therefore their first blocks: tiles in those blocks are read once for all rows of the job. A tile is 256 keys,
 // counted from position 0. An item is a job, or a range of its tiles; it is computed once per KV head. Most items are
-// whole jobs and write their rows. If that would leave threads idle (few requests, long contexts), a job is split by
+// complete jobs and write their rows. If that would leave threads idle (few requests, long contexts), a job is split by
 // tiles: each item stores its partial sums, and the last one to finish merges them. Sums are taken within tiles, and
 // tiles are merged in order, so a row has the same bits however its job was split or shared.
 #pragma once
@@ -16,31 +16,31 @@
 
 namespace octavo::paged_attention {
 
-// Query rows of an item, which use a tile while it is in the cache; more if a single token has more rows per KV head.
+// Query rows of an item, which use a tile while it is in the cache. More if a single token has more rows per KV head.
 constexpr int64_t kItemRows = 96;
 // Up to this many rows share tiles even if the item then takes long.
 constexpr int64_t kSharedRows = 24;
 // The cost of reading a group of keys, in units of one row that uses it.
 constexpr int64_t kReadCost = 4;
-// Largest item, as a fraction of a thread's work.
+// The largest item takes 1 / kItemsPerThread of a thread's work.
 constexpr int64_t kItemsPerThread = 8;
 
-// The constants of all steps. `native.py` mirrors it.
+// The constants of all steps. Mirrored by `native.py`.
 struct Shape {
     CacheLayout layout;
     int64_t num_heads;
-    int64_t window;  // keys that a row sees, its own included; 0: all; below 0: those of its chunk of -window keys
+    int64_t window;  // keys that a row sees, including its own; 0: all; below 0: those of its chunk of -window keys
     float scale;     // of the scores
-    float soft_cap;  // scaled scores become soft_cap * tanh(score / soft_cap); 0: they do not
-    const float* slopes;  // of each query head, times the distance of a key (ALiBi); null: none
-    bool is_causal;       // false: a row sees the keys after it too, of its request; with a window, half of it each way
+    float soft_cap;  // scaled scores become soft_cap * tanh(score / soft_cap); 0: no cap
+    const float* slopes;  // per query head, factor of the key's distance (ALiBi); null: none
+    bool is_causal;       // false: a row also sees its request's later keys; with a window, half of it in each direction
 
     int64_t group() const { return num_heads / layout.num_kv_heads; }
     int64_t max_rows() const { return std::max(kItemRows, group()); }
     int64_t tokens(int64_t rows) const { return std::max(int64_t{1}, rows / group()); }
 
-    // The union of the keys that positions [first, last] of a request with so many keys see; of a span (`Step::is_span`),
-    // the keys after them too.
+    // The union of the keys that positions [first, last] see, in a request with `num_keys` keys. For a span
+    // (`Step::is_span`) it includes the later keys.
     Range visible(int64_t first, int64_t last, int64_t num_keys, bool is_span) const {
         if (!is_causal) {
             if (window == 0) return {0, num_keys};
@@ -74,20 +74,20 @@ struct Run {
 // A request while the plan is made.
 struct Candidate {
     int32_t request;
-    int32_t num_past_blocks;  // wholly before its first token of the step: it may have them in common with others
-    int32_t first_block;      // of these; -1: there are none
+    int32_t num_past_blocks;  // blocks completely before its first token of the step, which it may share with others
+    int32_t first_block;      // first of these blocks; -1 if there are none
 };
 
 struct Item {
     int64_t cost;
-    int64_t partials;  // of a split job: where its sums begin, in floats
+    int64_t partials;  // for a split job: offset of its sums, in floats
     int32_t first_run, num_runs;
     int32_t num_rows;
-    int32_t shared_tiles;                  // so many at the beginning are the same for all runs, and seen whole
+    int32_t shared_tiles;                  // the first tiles, equal for all runs and completely visible
     int32_t first_tile, end_tile;          // of this item
     int32_t job_first_tile, job_end_tile;  // of all items of the job
-    int32_t num_pieces;                    // of the job; 1: it is not split
-    int32_t counter;                       // of a split job: the first of its counters, one per KV head
+    int32_t num_pieces;                    // items of the job; 1: it is not split
+    int32_t counter;                       // for a split job: the first of its counters, one per KV head
 };
 
 inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -117,7 +117,7 @@ struct Scratch {
             num_bytes += aligned(bytes);
             return p;
         };
-        q = take((rows + 1) * kQueryStride * 4);  // tile registers may read a row more than there is
+        q = take((rows + 1) * kQueryStride * 4);  // tile registers may read one row beyond the end
         q_factors = reinterpret_cast<float*>(take(rows * 4));
         q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
         total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, value_dim);
@@ -128,7 +128,7 @@ struct Scratch {
     }
 };
 
-// The header of the workspace; the arrays that it points to follow it.
+// The header of the workspace, followed by the arrays that it points to.
 struct Plan {
     int64_t num_items;
     Item* items;
@@ -178,7 +178,7 @@ class Planner {
             for_each_run(request, shape_.tokens(kItemRows), [&](int64_t, int64_t tokens, int64_t first) {
                 total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1, num_keys(request), is_span(request)));
             });
-        // Of one KV head; nothing is gained by small items if one thread does them all.
+        // Cost of one KV head. Small items gain nothing if one thread computes them all.
         largest_ = num_threads_ == 1 ? total : total * shape_.layout.num_kv_heads / (num_threads_ * kItemsPerThread);
         order_requests();
         for (int64_t i = 0; i < step_.num_requests; ++i) add_request(plan_.candidates[i]);
@@ -227,7 +227,7 @@ class Planner {
         std::sort(plan_.candidates, plan_.candidates + step_.num_requests, precedes);
     }
 
-    // Most tokens of a request in one item.
+    // Maximum tokens of a request in one item.
     int64_t tokens_of(int64_t request) const {
         const int64_t least = shape_.tokens(kRowsAtOnce), last = num_keys(request) - 1;
         int64_t tokens = shape_.tokens(kItemRows);
@@ -254,7 +254,7 @@ class Planner {
         if (tokens <= size) host_ = candidate;
     }
 
-    // The number of tiles to share if a request joins the job; 0: it should not join.
+    // The number of tiles to share if a request joins the job; 0 if it should not join.
     int64_t shared_tiles(const Candidate& candidate) const {
         if (candidate.first_block < 0 || candidate.first_block != host_.first_block) return 0;
         const int64_t request = candidate.request;
@@ -263,7 +263,7 @@ class Planner {
         const int64_t common = std::mismatch(mine, mine + limit, others).first - mine;
         int64_t shared = common * shape_.layout.block_size / kTileKeys;
         if (job_.num_runs > 1) {
-            if (2 * shared < job_.shared_tiles) return 0;  // the others would lose more than it gains
+            if (2 * shared < job_.shared_tiles) return 0;  // the other requests would lose more than this one gains
             shared = std::min(shared, int64_t{job_.shared_tiles});
         }
         const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
@@ -271,7 +271,7 @@ class Planner {
             shape_.num_groups(first_position(request), num_keys(request) - 1, num_keys(request), is_span(request));
         const int64_t row_groups = row_groups_ + more_rows * groups;
         const int64_t cost = job_cost(row_groups, num_groups_ + groups, job_.num_runs + 1, shared);
-        // Half, because `largest_` was made of costs without sharing.
+        // Half, because `largest_` was computed from costs without sharing.
         return rows <= kItemRows && (rows <= kSharedRows || 2 * cost <= largest_) ? shared : 0;
     }
 
@@ -305,7 +305,7 @@ class Planner {
         num_groups_ += groups;
     }
 
-    // Makes items of the job under construction, if there is one.
+    // Makes items from the job under construction, if there is one.
     void finish_job() {
         if (job_.num_runs > 0) add_items();
         job_ = {};
@@ -332,7 +332,7 @@ class Planner {
         }
     }
 
-    // Reserves memory and counters for splitting the job; false: no room, so the job is not split.
+    // Reserves memory and counters for splitting the job. If there is no room, returns false: the job is not split.
     bool reserve(int64_t num_pieces) {
         const int64_t heads = shape_.layout.num_kv_heads, tiles = job_.end_tile - job_.first_tile;
         const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_value_dim());
@@ -358,7 +358,7 @@ class Planner {
     int64_t largest_ = 0;
     Item job_ = {};                          // under construction
     int64_t row_groups_ = 0, num_groups_ = 0;  // of the job: sums of rows x groups and of groups over its runs
-    Candidate host_ = {0, 0, -1};            // of the job's first run, if other requests may join that
+    Candidate host_ = {0, 0, -1};            // request of the job's first run, if other requests may join it
     int64_t num_runs_ = 0, num_items_ = 0, num_split_items_ = 0, num_counters_ = 0, num_floats_ = 0;
 };
 

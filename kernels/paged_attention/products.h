@@ -20,7 +20,7 @@ constexpr int64_t kTileKeys = 256;
 constexpr int64_t kTileGroups = kTileKeys / kGroupSlots;
 constexpr int64_t kMaxDim = 576;  // of a key: DeepSeek's latent vector and its rotated part
 
-// How dot products are computed, for each pair of types. `Left` is the type of queries and weights, `Right` that of
+// How dot products are computed, for each pair of types. `Left` is the type of queries and weights, `Right` the type of
 // keys and values. kColumns vectors of results are kept in registers for each of kRowsAtOnce rows.
 struct PairProducts {  // bf16 by bf16, two products to a lane
     using Left = bf16;
@@ -28,7 +28,7 @@ struct PairProducts {  // bf16 by bf16, two products to a lane
     using Sums = F32x16;
     static constexpr int kWeightDegree = 3;  // of the polynomial that makes weights
 #if defined(OCTAVO_AVX512)
-    static constexpr int kColumns = sizeof(Bf16Pairs) == sizeof(F32x16) ? 4 : 2;  // fewer where pairs are taken apart
+    static constexpr int kColumns = sizeof(Bf16Pairs) == sizeof(F32x16) ? 4 : 2;  // fewer where pairs are split
 #else
     static constexpr int kColumns = 1;
 #endif
@@ -77,13 +77,14 @@ constexpr int kRowsAtOnce = 4;  // 8 halves of sums, 4 of operands and 2 of a re
 constexpr int kRowsAtOnce = 2;
 #endif
 
-// Most rows that are computed together, and most of them that are in vector registers.
+// Maximum rows that are computed together, and maximum rows of these in vector registers.
 template <typename Products>
 constexpr int kMaxRows = kRowsAtOnce;
 template <typename Products>
 constexpr int kMaxVectorRows = kRowsAtOnce;
 #if defined(OCTAVO_AMX)
-// The others are in tile registers. Integers have the same bits in both, and few rows take less time in the former.
+// The other rows are in tile registers. Integers have the same bits in both, and few rows are faster in vector
+// registers.
 template <>
 inline constexpr int kMaxRows<PairProducts> = 16;
 template <>
@@ -94,26 +95,27 @@ template <>
 inline constexpr int kMaxVectorRows<QuadProducts> = 4;
 #endif
 
-// Where the operands of a tile lie, in the order of `layout.h`.
+// The operands of a tile, in the order of `layout.h`.
 template <typename Right>
 struct Tile {
     const Right* k[kTileGroups];
     const Right* v[kTileGroups];
-    int64_t num_groups;     // those after them hold no visible key
+    int64_t num_groups;     // later groups hold no visible key
     const float* k_scales;  // kTileKeys factors of the keys and of the values; null unless they are integers
     const float* v_scales;
 };
 
-// The operands of groups without any visible key, of any type.
+// The operands of groups without any visible key, for any type.
 alignas(64) inline const char kZeros[kGroupSlots * kMaxDim * sizeof(float)] = {};
 
-// Addresses of a later tile, for prefetching. Its elements may be narrower in the KV cache than in the tile, but there
-// are as many. Default-constructed: an address that is always in the L1 cache, so prefetching it costs nothing.
+// Addresses of a later tile, for prefetching. Its elements may be narrower in the KV cache than in the tile, but their
+// number is the same. Default-constructed, it is an address that is always in the L1 cache, so prefetching costs
+// nothing.
 struct Places {
     const char* k[kTileGroups];
     const char* v[kTileGroups];
     int64_t vector_bytes = 0;
-    int64_t num_groups = 0;  // those after them hold no visible key
+    int64_t num_groups = 0;  // later groups hold no visible key
 
     Places() {
         std::fill_n(k, kTileGroups, kZeros);
@@ -130,7 +132,7 @@ inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 constexpr int64_t kQueryStride = kMaxDim + 32;
 
 // Query rows. With integer products a value is its level times the factor of the row. The other operand has 128 added,
-// which makes it unsigned; sums begin with `starts`, which takes that away again.
+// which makes it unsigned; sums begin with `starts`, which subtracts that again.
 template <typename Products>
 struct Levels {
     const typename Products::Left* levels;
@@ -138,14 +140,14 @@ struct Levels {
     const int32_t* starts;  // the same
 };
 
-// Softmax weights of a few rows, as `multiply_values` reads them, and what else `softmax_rows` computes for each row.
+// Softmax weights of a few rows, as `multiply_values` reads them, and the other results of `softmax_rows` for each row.
 template <typename Products>
 struct Weights {
     static constexpr int kParts = kIsExact<Products> ? 2 : 1;
     static constexpr int kRows = kMaxRows<Products>;
     alignas(64) typename Products::Left levels[kParts][kRows * kTileKeys];
     alignas(64) float sums[kRows * kLanes];  // of the weights, lane by lane
-    alignas(64) float exponents[kLanes];     // the power of 2 that the row's weights are relative to
+    alignas(64) float exponents[kLanes];     // power of 2 to which the row's weights are relative
     float factors[kParts][kRows];
     int32_t starts[kParts][kRows];
 };

@@ -12,7 +12,7 @@
 namespace octavo::paged_attention {
 
 // The online softmax of some rows over the tiles so far: sum of weighted values, lane-wise sum of the weights, and the
-// exponent (base 2) that weights are relative to: the largest score.
+// exponent (base 2) to which weights are relative: the largest score.
 struct State {
     float* out;        // rows x padded dimension of values
     float* sums;       // rows x 16
@@ -26,11 +26,11 @@ struct State {
 // A finite number below all scores, so that no two infinities are ever subtracted.
 constexpr float kNoExponent = -FLT_MAX;
 
-// 2^x, 0 below -150, 1 for 0 exactly. x = n + r with |r| <= 1/2, and 2^r by a polynomial with the smallest largest
-// relative error among those that are 1 at 0 (found by iteratively reweighted least squares, Lawson's algorithm):
-// 1.0e-4 for degree 3, a twentieth of the error of weights that are rounded to bf16; 2.8e-6 for degree 4; 2.0e-9 for
-// degree 6. Where a difference or sum is written as `fma` it is taken where products are: the unit for sums is the
-// one that is busy here.
+// 2^x; 0 below -150; exactly 1 for 0. x = n + r with |r| <= 1/2, and 2^r is the minimax polynomial, in relative error,
+// among those that are 1 at 0 (found by iteratively reweighted least squares, Lawson's algorithm). The error is 1.0e-4
+// for degree 3, a twentieth of the rounding error of bf16 weights; 2.8e-6 for degree 4; 2.0e-9 for degree 6. Some
+// differences and sums are written as `fma` to run on the multiplication unit: the unit for additions is the busy one
+// here.
 template <int kDegree>
 inline F32x16 exp2(F32x16 x) {
     static_assert(kDegree == 3 || kDegree == 4 || kDegree == 6);
@@ -54,8 +54,8 @@ inline F32x16 exp2(F32x16 x) {
     return scale_by_power(fma(p, r, set1(1.0f)), n);
 }
 
-// Weights of 8-bit values as integers in two parts, level = 128 * high + low, of a factor of their own in each tile, so
-// that small weights far from large ones keep 14 bits. Both parts are signed bytes: the largest is 127 * 128 + 63.
+// Weights of 8-bit values as integers in two parts, level = 128 * high + low, with a factor per tile, so that small
+// weights far from large ones keep 14 bits. Both parts are signed bytes: the largest level is 127 * 128 + 63.
 constexpr float kMaxLevel = 16319.0f;
 
 // What the rows of `attend_tile` have in common, and where they begin.
@@ -66,11 +66,11 @@ struct Rows {
     int64_t key_dim;       // padded
     int64_t value_dim;     // padded
     float scale;           // of the scores, times log2(e)
-    const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
-    int64_t num_groups;    // those after them hold no key that any of the rows sees
+    const Range* visible;  // per row: its visible keys, relative to the first of the tile; may lie outside
+    int64_t num_groups;    // later groups hold no key that any of the rows sees
     float soft_cap;        // 0: none
-    const float* slopes;   // of each row, times log2(e); null: none
-    const float* firsts;   // of each row: the first key of the tile minus the row's position
+    const float* slopes;   // per row, times log2(e); null: none
+    const float* firsts;   // per row: the first key of the tile minus the row's position
 };
 
 // Whether scores are more than products times a factor.
@@ -100,7 +100,8 @@ inline void adjust_scores(const Rows<Products>& rows, int row, float* scores) {
     }
 }
 
-// Groups of keys whose weights are made together. What is missing to whole quads of a tile has scores of -infinity.
+// Groups of keys whose weights are computed together. Groups that are missing in the last quad have scores of
+// -infinity.
 constexpr int64_t kQuad = 4;
 static_assert(kTileGroups % kQuad == 0);
 
@@ -130,7 +131,7 @@ inline float largest_score(int64_t num_groups, const float* scores) {
     return reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
-// Rounds a row's weights, already multiplied by the factors of the values, to integers; `largest` is the largest of them.
+// Rounds a row's weights, already multiplied by the factors of the values, to integers. `largest` is their maximum.
 inline void quantize_weights(int64_t num_groups, const float* weights, float largest, int row,
                              Weights<QuadProducts>& target) {
     const F32x16 inverse = set1(largest > 1e-30f ? kMaxLevel / largest : 0.0f);
@@ -210,8 +211,8 @@ inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scal
     weights.exponents[row] = exponent;
 }
 
-// Computes weights from scores for the rows of `attend_tile`. Not inlined: it would be compiled for each number of
-// rows.
+// Computes weights from scores for the rows of `attend_tile`. Not inlined, because it would be compiled for each number
+// of rows.
 template <typename Products>
 [[gnu::noinline]] void softmax_rows(const Rows<Products>& rows, int num_rows, const float* v_scales, float* scores,
                                   Weights<Products>& weights) {
@@ -219,7 +220,7 @@ template <typename Products>
     for (int row = 0; row < num_rows; ++row, scores += kTileKeys) softmax_row(rows, row, v_scales, scores, weights);
 }
 
-// Joins sums with different exponents: the new exponents, and the factors of both.
+// Joins sums with different exponents: returns the factors of both, and updates the exponents.
 inline Factors join_exponents(int64_t num_rows, float* exponents, const float* others) {
     Factors factors;
     const F32x16 before = load_first(exponents, num_rows), tile = load_first(others, num_rows);
@@ -237,8 +238,7 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     const int64_t value_dim = rows.value_dim;
     alignas(64) float scores[kRows * kTileKeys];
     Weights<Products> weights;
-    // A part of a vector is not computed for groups that nobody sees, but with bf16 alone: each variant costs time to
-    // compile.
+    // Parts of a quad without visible groups are skipped, but only with bf16: each variant costs compilation time.
     constexpr bool kHasSingles = kColumns > 1 && std::is_same_v<Products, PairProducts>;
     int64_t group = 0;
     for (; group + (kHasSingles ? kColumns : 1) <= rows.num_groups; group += kColumns)
@@ -260,14 +260,14 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
                                                         rows.state.out);
     };
     multiply(std::integral_constant<int, kColumns>{});
-    // For head dimensions such as 32 and 96; with bf16 alone, for the same reason.
+    // For head dimensions such as 32 and 96; only with bf16, for the same reason.
     if constexpr (std::is_same_v<Products, PairProducts> && kColumns > 2) multiply(std::integral_constant<int, 2>{});
     if constexpr (kColumns > 1) multiply(std::integral_constant<int, 1>{});
 }
 
 #if defined(OCTAVO_AMX)
 
-// Copies the values of a tile next to one another, and prefetches those of `next`.
+// Copies the values of a tile into contiguous memory, and prefetches those of `next`.
 inline void gather_values(const Tile<uint8_t>& tile, const Places& next, int64_t value_dim, uint8_t* values) {
     const int64_t num_bytes = value_dim * kGroupSlots;
     for (int64_t group = 0; group < tile.num_groups; ++group, values += num_bytes) {
@@ -277,15 +277,15 @@ inline void gather_values(const Tile<uint8_t>& tile, const Places& next, int64_t
     }
 }
 
-// Makes scores of a row's sums of integers.
+// Converts a row's integer sums to scores.
 inline void scale_scores(const Rows<QuadProducts>& rows, int row, const float* k_scales, float* scores) {
     const F32x16 factor = set1(rows.q.factors[row]);
     for (int64_t i = 0; i < rows.num_groups * kLanes; i += kLanes)
         store(scores + i, to_float(subtract(load_i32(scores + i), -rows.q.starts[row])) * factor * load(k_scales + i));
 }
 
-// `attend_tile` in tile registers, which are configured for `num_rows` rows or one more. `values` is room for a tile of
-// values; it holds them unless this is the first call for a tile.
+// `attend_tile` in tile registers, which are configured for `num_rows` rows or one more. `values` is a buffer for a
+// tile of values, which the first call for a tile fills.
 template <typename Products>
 [[gnu::noinline]] void attend_tile_in_matrix(const Rows<Products>& rows, int num_rows,
                                              const Tile<typename Products::Right>& tile, const Places& next,

@@ -1,12 +1,12 @@
-// Values from keys, where values are the beginnings of keys: a group of 16 slots in the order of `layout.h` for keys
-// becomes one in the order for values. Computes nothing.
+// Makes values from keys, if values are the first part of keys: a group of 16 slots in the order of `layout.h` for keys
+// is copied to the order for values. Computes nothing.
 #pragma once
 
 #include "paged_attention/layout.h"
 
 namespace octavo::paged_attention {
 
-// Copies the first `value_dim` numbers (padded) of a group of keys; those of all slots but `lanes` become zeros.
+// Copies the first `value_dim` elements (padded) of a group of keys, with zeros for all slots except `lanes`.
 template <typename Element>
 inline void transpose_group(const Element* keys, int64_t value_dim, Range lanes, Element* values) {
     std::fill_n(values, kGroupSlots * value_dim, Element{});
@@ -16,8 +16,8 @@ inline void transpose_group(const Element* keys, int64_t value_dim, Range lanes,
 }
 
 #if defined(OCTAVO_AVX512)
-// Of 16 dimensions: eight vectors of pairs of dimensions, a pair for each slot. Two slots are 64 bits, which become
-// two pairs of slots when their middle 16-bit numbers change places; then the 8 x 8 numbers of 64 bits are transposed.
+// For 16 dimensions: eight vectors of pairs of dimensions, one pair per slot. Two slots are 64 bits, which become two
+// pairs of slots when their middle 16-bit elements are swapped; then the 8 x 8 matrix of 64-bit elements is transposed.
 template <>
 inline void transpose_group<bf16>(const bf16* keys, int64_t value_dim, Range lanes, bf16* values) {
     const auto visible = static_cast<__mmask16>((1u << lanes.end) - (1u << lanes.begin));
