@@ -1,1 +1,2 @@
-"""From the engine's token events to outputs with text: one sequence, and several for one prompt."""
+"""Turns parameters into submissions and the engine's token events into text, for one or several sequences per
+prompt."""

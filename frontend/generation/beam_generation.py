@@ -25,20 +25,20 @@ from octavo.protocol.stats import RequestTimings
 
 
 class BeamGeneration:
-    """A caller's beam search.
+    """Runs one beam search.
 
     Args:
-        link: to the core.
-        request_id: the caller's.
-        prompt: its text, if there is one.
-        prompt_token_ids: its tokens.
-        params: whose `max_tokens` fits the model.
+        link: the connection to the core.
+        request_id: the caller's request id.
+        prompt: text of the prompt, if there is one.
+        prompt_token_ids: token ids of the prompt.
+        params: the search parameters; their `max_tokens` fits the model.
         search: a new one.
         submission: makes the child request that reports the likely next tokens after a prompt and a beam. Its second
-            argument is False for the first child: if that is accepted, all are.
+        argument is False for the first child: if the engine accepts that one, it accepts all.
         tokenizer: the tokenizer of the model.
-        num_logprobs: alternatives to show per token; None: no logprobs.
-        observer: gets the latencies.
+        num_logprobs: number of alternatives to show per token; None: no logprobs.
+        observer: receives the latencies.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class BeamGeneration:
 
     @property
     def identity(self) -> str:
-        """Of the engines for which it was prepared."""
+        """Identity of the engines for which the search was prepared."""
         return self._link.identity
 
     def abort(self) -> None:
-        """Stop the search; beams that have not ended get finish reason "abort"."""
+        """Stop the search; beams that have not ended get the finish reason "abort"."""
         self._is_aborted = True
         self._arrived.set()
 
@@ -119,7 +119,7 @@ class BeamGeneration:
         )
 
     async def _continuations(self) -> list[TokenLogprobs] | None:
-        """Return the likely next tokens of each open beam; None if the search was aborted."""
+        """Return the likely next tokens of each open beam; `None` if the search was aborted."""
         streams: list[RequestStream] = []
         entries: list[TokenLogprobs | None] = [None] * len(self._search.open)
         ends: list[Finished] = []
@@ -183,7 +183,7 @@ class BeamGeneration:
         )
 
     def _observe(self, last_s: float) -> float:
-        """Report a step, which is one token of each beam, to the observer; return the time."""
+        """Report a step (one token per beam) to the observer; return the current time."""
         now_s = time.monotonic()
         if self._observer and last_s == self._start_s:
             self._observer.on_first_token(now_s - last_s, self._engine)

@@ -1,8 +1,8 @@
-"""Beam search: which sequences to continue, which have finished, and when to stop. Computes no logprobs, sends nothing.
+"""Beam search: which beams to continue, which have finished, and when to stop. Computes no logprobs, sends nothing.
 
-The rules are those of transformers' `GenerationMixin._beam_search` (5.23), so that the same weights give the same
-beams. All continuations of the open beams are ranked. Those among the first `beam_width` that end are candidates for
-the result, and the first `beam_width` that do not end become the next open beams.
+The rules are those of transformers' `GenerationMixin._beam_search` (5.23), so the same weights give the same beams. All
+continuations of the open beams are ranked. Those among the first `beam_width` that end are candidates for the result.
+The first `beam_width` that do not end become the next open beams.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from octavo.protocol.params import BeamSearchParams
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A token of a beam, and the likely tokens at its position."""
+    """One token of a beam, with the likely tokens at its position."""
 
     entry: TokenLogprobs
     place: int
@@ -28,7 +28,7 @@ class Step:
 
     @property
     def logprob(self) -> float:
-        """Its logprob."""
+        """Logprob of the token."""
         return self.entry.logprobs[self.place]
 
 
@@ -38,21 +38,21 @@ class Beam:
 
     steps: tuple[Step, ...]
     logprob: float
-    """Sum over all tokens."""
+    """Sum of the logprobs of all tokens."""
     is_stopped: bool = False
-    """True when its last token is an end-of-sequence token."""
+    """Whether the last token is an end-of-sequence token."""
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens, without the prompt."""
+        """Token ids of the beam, without the prompt."""
         return [step.token_id for step in self.steps]
 
 
 class BeamSearch:
-    """One search, step by step: the caller passes the likely tokens after each beam in `open` to `advance`.
+    """One search, step by step. The caller passes the likely tokens after each beam in `open` to `advance`.
 
     Args:
-        params: `max_tokens` fits the model.
+        params: the search parameters; their `max_tokens` fits the model.
         eos_token_ids: tokens that end a sequence.
     """
 
@@ -61,17 +61,18 @@ class BeamSearch:
         """Beams to continue, best first."""
         self.is_done = False
         self.num_candidates = params.beam_width + len(eos_token_ids)
-        """How many of the most likely tokens must be known after each beam: enough for `beam_width` that do not end."""
+        """Number of likely tokens needed after each beam, so that at least `beam_width` of them do not end the
+        sequence."""
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
         self._ended: list[Beam] = []
-        """At most `beam_width`, best first."""
+        """Finished beams, at most `beam_width`, best first."""
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
         """Extend the open beams by one token.
 
         Args:
-            entries: one for each open beam, with `num_candidates` alternatives by falling logprob.
+            entries: one per open beam, with `num_candidates` alternatives by descending logprob.
         """
         continuations = [
             [(beam.logprob + step.logprob, beam, step) for step in _steps(entry)]
@@ -80,7 +81,7 @@ class BeamSearch:
         width, length = self._params.beam_width, len(self.open[0].steps) + 1
         is_last = length == self._params.max_tokens
         ended, going_on = list(self._ended), []
-        # Each is sorted already. Ties: those of the better beam come first, then those with lower token ids.
+        # Each list is sorted already. For ties, the better beam comes first, then the lower token id.
         for place, one in enumerate(heapq.merge(*continuations, key=lambda one: -one[0])):
             beam = self._beam(*one)
             if place < width and (is_last or beam.is_stopped):
@@ -94,11 +95,11 @@ class BeamSearch:
         self.is_done = not self.open or self._is_decided(length)
 
     def score(self, beam: Beam) -> float:
-        """Return the score that finished beams are ranked by; higher is better."""
+        """Return the score for ranking finished beams; higher is better."""
         return self._normalized(beam.logprob, len(beam.steps))
 
     def best(self) -> list[Beam]:
-        """Return at most `beam_width` beams, best first: finished ones, and open ones if the search was aborted."""
+        """Return at most `beam_width` beams, best first: finished beams, and open ones if the search was aborted."""
         beams = self._ended if self.is_done else [*self._ended, *(beam for beam in self.open if beam.steps)]
         return sorted(beams, key=lambda beam: -self.score(beam))[: self._params.beam_width]
 
@@ -109,7 +110,7 @@ class BeamSearch:
         return float(logprob / length**self._params.length_penalty)
 
     def _is_decided(self, length: int) -> bool:
-        """True when no open beam is expected to beat the worst finished one."""
+        """Return whether no open beam is expected to beat the worst finished beam."""
         if len(self._ended) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -120,5 +121,5 @@ class BeamSearch:
 
 
 def _steps(entry: TokenLogprobs) -> Iterator[Step]:
-    """Yield the likely tokens at one position, by falling logprob."""
+    """Yield the likely tokens at one position, by descending logprob."""
     return (Step(entry, place) for place in range(1, len(entry.token_ids)))

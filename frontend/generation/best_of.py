@@ -1,4 +1,4 @@
-"""Which of several finished sequences are returned. Generates none."""
+"""Chooses which of several finished sequences are returned."""
 
 from dataclasses import replace
 
@@ -7,9 +7,9 @@ from octavo.protocol.params import SamplingParams
 
 
 def choose_best(outputs: list[CompletionOutput], params: SamplingParams) -> tuple[list[CompletionOutput], int]:
-    """Return the `n` sequences with the highest cumulative logprob, best first, and how many tokens the others have.
+    """Return the `n` sequences with the highest cumulative logprob, best first, and the number of tokens of the others.
 
-    The earlier one wins a tie. Logprobs that were not requested are left out.
+    The earlier sequence wins a tie. Logprobs that were not requested are removed.
 
     Args:
         outputs: all `best_of` sequences, with their cumulative logprobs.

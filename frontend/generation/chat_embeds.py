@@ -1,7 +1,7 @@
-"""Prompt embeddings in a conversation: parts {"type": "prompt_embeds", "data": base64} among the texts of a message.
+"""Prompt embeddings in a conversation: parts {"type": "prompt_embeds", "data": base64} among a message's texts.
 
-The chat template sees a mark where each of them was. One tokenizer knows the mark as a token, so that the texts around
-it become the tokens that they would be around any special token.
+The chat template sees a mark in place of each part. A special tokenizer treats the mark as one token, so the texts
+around it are tokenized as they would be around any special token.
 """
 
 import secrets
@@ -16,22 +16,22 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds
 
 PARTS = "prompt_embeds_parts"
-"""Key of a prompt's dict that holds its `EmbedsPart`s; the text has their marks."""
+"""Key of a prompt's dict that holds its `EmbedsPart`s; the text contains their marks."""
 
 MARK = f"<prompt_embeds:{secrets.token_hex(8)}>"
-"""Stands for a part in a text. No caller can know it, so no text contains it by itself."""
+"""Placeholder for a part in a text. It is random, so no caller's text contains it."""
 
 _TYPE = "prompt_embeds"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbedsPart:
-    """The rows of one part, as the caller has sent them."""
+    """The embeddings of one part, as the caller sent them."""
 
     value: Any
-    """Base64 of a file with one tensor, or the tensor."""
+    """Base64 of a file with one tensor, or the tensor itself."""
     path: str
-    """Where the request has it, for errors."""
+    """Path of the part in the request, for errors."""
 
 
 def take_embeds(messages: Sequence[Message]) -> tuple[Sequence[Message], list[EmbedsPart]]:
@@ -64,16 +64,16 @@ def take_embeds(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Em
 def with_rows(
     token_ids: Sequence[int], mark_id: int, rows: Sequence[PromptEmbeds], parts: Sequence[EmbedsPart]
 ) -> TokenizedPrompt:
-    """Return a prompt with the rows of each part in place of its mark.
+    """Return a prompt in which each mark is replaced by the rows of its part.
 
     Args:
-        token_ids: with one `mark_id` for each part.
-        mark_id: the token of the mark.
-        rows: the rows of each part, from position 0 on.
-        parts: for errors.
+        token_ids: the token ids, with one `mark_id` per part.
+        mark_id: token id of the mark.
+        rows: the rows of each part, numbered from position 0.
+        parts: the parts, for errors.
 
     Raises:
-        InvalidRequestError: the template has left parts out, or has written them twice.
+        InvalidRequestError: the template omitted a part, or wrote one twice.
     """
     num_marks = token_ids.count(mark_id)
     if num_marks != len(parts):

@@ -1,4 +1,4 @@
-"""The prompt of a conversation, with its media, as `AsyncClient.chat` and `LLM.chat` need it."""
+"""Makes the prompt of a conversation, including its media, for `AsyncClient.chat` and `LLM.chat`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class PromptClient(Protocol):
-    """What is needed of a client."""
+    """The part of a client that `chat_prompt` needs."""
 
     tokenizer: Tokenizer
     media: PromptMaker | None
@@ -33,10 +33,10 @@ async def chat_prompt(
         client: the client of the engine.
         template: renders the conversation, off the event loop.
         messages: the conversation.
-        **variables: of the template; see `ChatTemplate.render`.
+        **variables: variables of the template; see `ChatTemplate.render`.
 
     Raises:
-        InvalidRequestError: the template rejects the messages, or an item of media has no URL.
+        InvalidRequestError: the template rejects the messages, or a media item has no URL.
     """
     if client.media is not None:
         messages, sources = await client.media.take(messages)

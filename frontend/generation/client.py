@@ -1,4 +1,4 @@
-"""`GenerationClient`: the methods of `AsyncClient` that generate text, and what they prepare it with."""
+"""`GenerationClient`: the methods of `AsyncClient` that generate text, and their helpers."""
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class GenerationClient:
-    """Mixin of `AsyncClient`."""
+    """Mixin of `AsyncClient` with the methods that generate text."""
 
     config: ResolvedConfig
     tokenizer: Tokenizer
     media: PromptMaker | None
-    """Makes prompts with media; None: the model reads text only."""
+    """Makes prompts with media; `None` if the model reads only text."""
     adapters: AdapterRegistry
     """LoRA adapters that requests choose by name or by `LoRARequest`."""
     preparer: RequestPreparer
@@ -44,23 +44,23 @@ class GenerationClient:
 
     @property
     def num_live_requests(self) -> int:
-        """Running and waiting requests of this client."""
+        """Number of running and waiting requests of this client."""
         return len(self._live)
 
     def chat_template(self, content_format: FormatChoice = "auto", chosen: str | None = None) -> ChatTemplate:
         """Return the template that turns messages into a prompt.
 
         Args:
-            content_format: the form in which it gets a message's content; auto: detected from the template.
-            chosen: a template to use instead of the engine's: a file, or the Jinja text itself.
+            content_format: the format in which the template gets a message's content; auto: detected from the template.
+            chosen: a template to use instead of the engine's: a file name, or the Jinja text itself.
 
         Raises:
-            InvalidRequestError: the model has none and none was given.
+            InvalidRequestError: the model has no template and `chosen` is None.
         """
         return ChatTemplate.for_model(chosen or self.config.chat_template, self.tokenizer, content_format)
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
-        """Return the model's own default parameters."""
+        """Return the model's default parameters."""
         return default_params(self.config, max_tokens)
 
     async def generate(
@@ -73,24 +73,24 @@ class GenerationClient:
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; yields deltas unless `sampling_params.output_kind` says otherwise.
+        """Generate for one prompt; yield deltas unless `sampling_params.output_kind` says otherwise.
 
         Leaving the loop early, or cancelling the task, aborts the request in the engine.
 
         Args:
             prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
-            sampling_params: None: the model's own defaults.
-            request_id: shown in the outputs and accepted by `abort`. It need not be unique, as a proxy may send a
-                request again. It also determines the seed of a request without one.
-            priority: lower runs earlier; other than 0 only with `scheduling_policy="priority"`.
-            cache_salt: cached prompt prefixes are shared only among requests of equal salt.
-            lora_request: the LoRA adapter to use, read when its id comes first; None: the model alone.
+            sampling_params: the parameters; None: the model's defaults.
+            request_id: id that outputs show and `abort` accepts. It need not be unique, because a proxy may retry a
+            request. It also determines the seed of a request without one.
+            priority: lower runs earlier; must be 0 without `scheduling_policy="priority"`.
+            cache_salt: requests share cached prefixes only with requests of the same salt.
+            lora_request: the LoRA adapter to use, loaded when its id is first seen; None: no adapter.
 
         Raises:
-            InvalidRequestError: names the field and the remedy.
+            InvalidRequestError: the request is invalid; the error names the field and the remedy.
             OverloadedError: the queue is full.
             RequestFailedError: the engine gave up on this request.
-            EngineDeadError: the engine is gone.
+            EngineDeadError: the engine has died.
         """
         adapter = await self._adapter(lora_request)
         arrived = self.preparer.wake_event()
@@ -103,7 +103,7 @@ class GenerationClient:
             cache_salt=cache_salt,
             adapter=adapter,
         ) as generation:
-            del prompt, sampling_params  # a request may wait for long
+            del prompt, sampling_params  # free them, because a request may wait for long
             await generation.submit()
             while not generation.is_finished:
                 await arrived.wait()
@@ -123,7 +123,7 @@ class GenerationClient:
         content_format: FormatChoice = "auto",
         **variables: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation, rendered by the model's chat template off the event loop; yields as `generate` does.
+        """Answer a conversation, rendered off the event loop by the model's chat template; yield like `generate`.
 
         Args:
             messages: the conversation.
@@ -133,7 +133,8 @@ class GenerationClient:
             cache_salt: as in `generate`.
             lora_request: as in `generate`.
             content_format: as in `chat_template`.
-            **variables: of the template, such as `tools` and `continue_final_message`; see `ChatTemplate.render`.
+            **variables: variables of the template, such as `tools` or `continue_final_message`; see
+            `ChatTemplate.render`.
 
         Raises:
             InvalidRequestError: there is no template, or it rejects the messages.
@@ -163,17 +164,17 @@ class GenerationClient:
         logprobs: int | None = None,
         lora_request: "LoRARequest | Adapter | None" = None,
     ) -> RequestOutput:
-        """Search for likely continuations of one prompt; the best come first.
+        """Search for likely continuations of one prompt; the result is sorted, best first.
 
-        Cancelling the task ends the search in the engine; `abort` ends it and returns what it has found.
+        Cancelling the task ends the search in the engine. `abort` ends the search and returns what it has found.
 
         Args:
             prompt: as in `generate`.
-            params: width and length of the search.
+            params: width, length and scoring of the search.
             request_id: as in `generate`.
             priority: as in `generate`.
             cache_salt: as in `generate`.
-            logprobs: alternatives to show per token, as in `SamplingParams`.
+            logprobs: number of alternatives to show per token, as in `SamplingParams`.
             lora_request: as in `generate`.
 
         Raises:
@@ -198,35 +199,36 @@ class GenerationClient:
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
-        """Return the logprob of each token after the prompt and the tokens before it: the bits that sampling reports.
+        """Return the logprob of each token given the prompt and the tokens before it, with the same bits as in
+        sampling.
 
-        They depend on nothing else, such as the batch, the prefix cache, or when and by which engine of the same
-        weights the tokens were drawn.
+        The logprobs depend on nothing else: neither on the batch, nor on the prefix cache, nor on when and by which
+        engine with the same weights the tokens were drawn.
 
         Args:
             prompt: as in `generate`, but not embeddings.
-            tokens: which follow the prompt; any, not only likely ones.
+            tokens: the token ids that follow the prompt. They need not be likely.
             priority: as in `generate`.
             cache_salt: as in `generate`.
             lora_request: as in `generate`.
 
         Raises:
-            OctavoError: as in `generate`, or `--logprobs-mode` is not raw_logprobs.
+            OctavoError: as in `generate`, or if `--logprobs-mode` is not raw_logprobs.
         """
         return await score_tokens(
             self, prompt, tokens, priority=priority, cache_salt=cache_salt, lora_request=lora_request
         )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, mark: str | None = None) -> list[int]:
-        """Tokenize, off the event loop when the text is long.
+        """Tokenize a text, in a thread if it is long.
 
         Args:
             text: any string.
-            add_special_tokens: put the model's own tokens (such as BOS) around the text.
-            mark: a text that becomes one token more, as in `Tokenizer.marked`.
+            add_special_tokens: whether to add the model's special tokens (such as BOS).
+            mark: a text that is treated as one additional token, as in `Tokenizer.marked`.
 
         Raises:
-            PromptTooLongError: the text cannot fit even if all its tokens are the longest of the vocabulary.
+            PromptTooLongError: the text cannot fit even if all its tokens are the vocabulary's longest.
             InvalidRequestError: there is no tokenizer.
         """
         length = self.engine_set.link.facts.max_model_len
@@ -236,15 +238,16 @@ class GenerationClient:
         return await self._text.encode(tokenizer, text, length, add_special_tokens=add_special_tokens)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run text work (templates, tokenizing) off the event loop."""
+        """Run text processing (templates, tokenizing) off the event loop."""
         return await self._text.run(work)
 
     async def abort(self, request_id: str) -> bool:
-        """End all requests of this client with this id, finish reason "abort"; False when there is none."""
+        """End all requests of this client with this id, with the finish reason "abort". Return False if there is
+        none."""
         return self._live.abort(request_id)
 
     def abort_all(self) -> None:
-        """End every request of this client with finish reason "abort"."""
+        """End every request of this client, with the finish reason "abort"."""
         self._live.abort_all()
 
     async def _adapter(self, lora_request: LoRARequest | None) -> Adapter | None:

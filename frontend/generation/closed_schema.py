@@ -1,4 +1,4 @@
-"""Closes JSON Schemas: objects accept only the properties that they name. Schemas are not validated here."""
+"""Closes JSON Schemas: objects accept only the properties that they name. Does not validate schemas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,10 @@ _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties")
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects accept only their named properties, unless they state otherwise.
+    """Return a schema whose objects accept only their named properties, unless the schema says otherwise.
 
-    An object whose properties are named in several places, as by allOf or beside a $ref, stays open, because
-    each place may name properties that the others do not. The schemas of its properties are closed nevertheless.
+    An object stays open if several keywords name its properties, such as allOf or keywords next to a $ref: each may
+    name properties that the others do not. The schemas of its properties are closed nevertheless.
 
     Raises:
         RecursionError: the schema is nested too deeply.
@@ -31,19 +31,19 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Closer:
-    """Closes a schema recursively, and collects the references to partial schemas."""
+    """Closes a schema recursively, and collects references to partial schemas."""
 
     def __init__(self) -> None:
         self.parts: set[str] = set()
-        """References to schemas that describe only a part of an object, which must stay open."""
+        """References to schemas that describe only a part of an object and therefore stay open."""
 
     def close(self, schema: Any, place: str, *, is_part: bool) -> Any:
-        """Return one schema, or list of schemas.
+        """Return a closed schema, or a list of closed schemas.
 
         Args:
             schema: any value; a value that is not a schema is returned unchanged.
             place: the JSON pointer of the schema.
-            is_part: another schema names further properties of the same object.
+            is_part: whether another schema names further properties of the same object.
         """
         if isinstance(schema, list):
             return [self.close(one, f"{place}/{index}", is_part=is_part) for index, one in enumerate(schema)]

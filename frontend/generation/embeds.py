@@ -1,4 +1,4 @@
-"""Prompt embeddings of callers: tensors, or what `torch.save` and safetensors write, checked and converted."""
+"""Prompt embeddings of callers: checks and converts tensors, and files of `torch.save` and safetensors."""
 
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,10 @@ FIELD = "prompt_embeds"
 
 
 def require_embeds(config: ResolvedConfig) -> None:
-    """Reject prompt embeddings unless the engine takes them.
+    """Reject prompt embeddings unless the engine accepts them.
 
     Raises:
-        InvalidRequestError: it does not.
+        InvalidRequestError: the engine does not accept prompt embeddings.
     """
     if not config.enable_prompt_embeds:
         raise InvalidRequestError(
@@ -26,7 +26,7 @@ def require_embeds(config: ResolvedConfig) -> None:
 
 
 def embeds_of(value: object, config: ResolvedConfig, max_model_len: int) -> PromptEmbeds:
-    """Return the rows of a prompt, converted to the type of the model, with their digests.
+    """Return the rows of a prompt, converted to the model's dtype, with their digests.
 
     Takes milliseconds for a long prompt: call it in a thread.
 
@@ -36,7 +36,7 @@ def embeds_of(value: object, config: ResolvedConfig, max_model_len: int) -> Prom
         max_model_len: the maximum context length of the engine.
 
     Raises:
-        InvalidRequestError: it is something else, has numbers that are not finite, or is too long.
+        InvalidRequestError: the value is something else, has non-finite numbers, or is too long.
     """
     form = _form(config, max_model_len)
     rows = form.checked(value)
@@ -50,7 +50,7 @@ def embeds_of(value: object, config: ResolvedConfig, max_model_len: int) -> Prom
 
 
 def decode_embeds(text: str, config: ResolvedConfig, max_model_len: int) -> "Tensor":
-    """Return the tensor in a base64 text: one tensor as safetensors, or saved by `torch.save`.
+    """Return the tensor in a base64 text: one safetensors tensor, or a tensor saved by `torch.save`.
 
     Raises:
         InvalidRequestError: the text is too long, is damaged, or holds something else.

@@ -1,6 +1,6 @@
-"""One prompt, n sequences: submits a child request for each and merges what comes back.
+"""One prompt, n sequences: submits a child request for each, and merges their outputs.
 
-The children share their prompt through the prefix cache; the engine knows nothing of n.
+The children share their prompt through the prefix cache. The engine does not know n.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
 SEQUENCES_AT_ONCE = 16
-"""Sequences of one request that are made or sent before other tasks run."""
+"""Number of sequences of one request that are created or sent before other tasks run."""
 
 
 class Generation:
-    """A running request: a context manager. Call `submit`, then `take` whenever something has `arrived`.
+    """A running request, used as a context manager. Call `submit`, then `take` whenever `arrived` is set.
 
-    Leaving the context aborts the children that still run in the engine.
+    Leaving the context aborts the children that are still running in the engine.
 
     Args:
-        link: to the core.
-        request_id: the caller's.
-        prompt: its text, if the outputs show it.
+        link: the connection to the core.
+        request_id: the caller's request id.
+        prompt: text of the prompt, if the outputs show it.
         params: the parameters of the caller.
-        children: one for each sequence.
+        children: one child request per sequence.
         kind: the kind of the outputs.
-        arrived: set whenever there is something to take.
-        live: the client's requests, whose observer gets the latencies.
+        arrived: event that is set whenever there may be an output to take.
+        live: the client's live requests, whose observer receives the latencies.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Generation:
         self._link = link
         self._prompt = prompt
         self._prompt_token_ids: list[int] | None = None
-        """Unpacked for the first output: the request may wait for a long time before that."""
+        """Unpacked for the first output, because the request may wait for a long time before that."""
         self._n = params.n
         self._best_of_params = params if params.num_sequences > params.n else None
         self._unsent = [submit for submit, _ in children]
@@ -99,16 +99,16 @@ class Generation:
 
     @property
     def identity(self) -> str:
-        """Of the engines for which it was prepared."""
+        """Identity of the engines for which the request was prepared."""
         return self._link.identity
 
     @property
     def is_finished(self) -> bool:
-        """True once every sequence has ended."""
+        """Whether every sequence has ended."""
         return not self._num_running
 
     def abort(self) -> None:
-        """End the sequences that still run with finish reason "abort"."""
+        """End the sequences that are still running, with the finish reason "abort"."""
         self._is_aborted = True
         self.arrived.set()
 
@@ -118,14 +118,14 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self._link.abort([stream.request_id for stream in self._streams if not stream.is_over])
-        self._report(str(FinishReason.ABORT))  # unless it has ended in another way
+        self._report(str(FinishReason.ABORT))  # no effect if it has already ended
         self._live.discard(self)
 
     async def submit(self) -> None:
-        """Send the children to the engine; other tasks run after some of them.
+        """Send the children to the engine. Other tasks may run in between.
 
         Raises:
-            OctavoError: the engine is gone, or a child is rejected.
+            OctavoError: the engine is dead, or a child is rejected.
         """
         unsent, self._unsent = self._unsent, []
         for index, submit in enumerate(unsent):
@@ -140,7 +140,7 @@ class Generation:
                 raise
 
     def take(self) -> RequestOutput | None:
-        """Return an output of the requested kind, if there is one; the last one has `finished` set.
+        """Return an output of the requested kind, `None` if there is none yet. The last output has `finished` set.
 
         Raises:
             OctavoError: the request failed.
@@ -161,7 +161,7 @@ class Generation:
         return self._output(updated)
 
     def _update(self) -> list[Sequence]:
-        """Let every sequence process its events; return those that had any."""
+        """Let every sequence process its events; return the sequences that had events."""
         updated = []
         for stream, sequence in zip(self._streams, self._sequences, strict=True):
             if sequence.finish_reason is not None or not (events := stream.take()):
@@ -178,7 +178,7 @@ class Generation:
         return updated
 
     def _cut_short(self) -> list[Sequence]:
-        """End the sequences that still run, and return them."""
+        """End the sequences that are still running, and return them."""
         cut = [sequence for sequence in self._sequences if not sequence.is_finished]
         for sequence in cut:
             sequence.cut_short()
@@ -200,7 +200,7 @@ class Generation:
         if self._prompt_token_ids is None:
             self._prompt_token_ids = list(self._first_submit.prompt_token_ids)
         first, is_only = self._sequences[0], len(self._sequences) == 1
-        # perf: by position, once for every token of a stream.
+        # perf: by position, because it runs for every token of a stream.
         output = RequestOutput(
             self.request_id,
             self._prompt,
@@ -231,9 +231,9 @@ class Generation:
 
         Args:
             observer: the observer of the client.
-            engine: that computed them.
-            num_new_tokens: the number of new tokens of one sequence.
-            intervals_s: between each token and the one before, where the engine reports token times.
+            engine: the index of the engine that computed the tokens.
+            num_new_tokens: number of new tokens of one sequence.
+            intervals_s: seconds between each token and the one before, if the engine reports token times.
         """
         now_s = time.monotonic()
         if self._num_tokens == 0:

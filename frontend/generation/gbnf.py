@@ -1,4 +1,4 @@
-"""Grammars in llama.cpp's notation (GBNF), which the compiler's library translates to Lark's."""
+"""Grammars in llama.cpp's notation (GBNF). The grammar compiler's library translates them to Lark's."""
 
 
 def lark_of_gbnf(grammar: str) -> str:

@@ -1,4 +1,4 @@
-"""From the constraint in a request to the grammar that the core compiles. Compiles nothing itself."""
+"""Turns the constraint of a request into the grammar that the core compiles."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec, StructuredOutputsParams, parse_json
 
 OPTIONS = "x-guidance"
-"""Key of a schema under which the library that compiles it looks for its own settings."""
+"""Key of a schema under which the compiler's library expects its own options."""
 
 
 def grammar_spec(
@@ -24,14 +24,14 @@ def grammar_spec(
     """Return the grammar in the core's form.
 
     Args:
-        params: verified already.
-        special_token_ids: the tokenizer's special tokens, by their names.
-        start_after_token_ids: the tokens of the first marker, if `max_free_tokens` is set.
+        params: the constraint, already verified.
+        special_token_ids: ids of the tokenizer's special tokens, by their text.
+        start_after_token_ids: the token ids of the first marker, if `max_free_tokens` is set.
 
     Raises:
-        InvalidRequestError: a structural tag, a grammar or a schema cannot be read; `param` names the field.
+        InvalidRequestError: a structural tag, a grammar or a schema is invalid; `param` names the field.
     """
-    # First, so that an error in a part names that part.
+    # Done first, so that an error in a part names that part.
     parts = tuple(
         GrammarPart(name, _schema_text(schema, params, name)) for name, schema in (params.schemas or {}).items()
     )
@@ -50,7 +50,7 @@ def grammar_spec(
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the special tokens, by their names in the text."""
+    """Return the ids of the special tokens, by their text."""
     named = ((tokenizer.token_bytes(token_id), token_id) for token_id in sorted(tokenizer.special_token_ids))
     return {data.decode(errors="replace"): token_id for data, token_id in named if data}
 
@@ -63,7 +63,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int
     Args:
         tokenizer: the tokenizer of the model.
         vocab_size: the vocabulary size of the model, which may be larger than the tokenizer's.
-        eos_token_ids: tokens that end an output; they are never text, whatever their bytes are.
+        eos_token_ids: tokens that end an output; they never count as text, whatever their bytes are.
     """
     special = sorted({*tokenizer.special_token_ids, *eos_token_ids})
     return ModelVocabulary(
@@ -97,7 +97,7 @@ def _grammar(params: StructuredOutputsParams, special_token_ids: Mapping[str, in
 
 
 def _schema_text(schema: Any, params: StructuredOutputsParams, param: str) -> str:
-    """Return a schema as JSON, with the settings that the caller has chosen."""
+    """Return a schema as JSON, with the options that the caller has chosen."""
     if not isinstance(schema, dict):
         return _dumped(schema, param)
     if OPTIONS in schema:

@@ -1,4 +1,4 @@
-"""Makes the grammars of one client's requests, and sends the vocabulary to the core before the first of them."""
+"""Makes the grammars for one client's requests. Sends the vocabulary to the core before the first grammar."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RunInThread(Protocol):
-    """Runs text work off the event loop."""
+    """Runs text processing off the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         """Return what `work` returns."""
@@ -31,13 +31,13 @@ class VocabularyReceiver(Protocol):
 
 
 class GrammarMaker:
-    """The grammars of one connection to a core.
+    """Makes the grammars for one connection to a core.
 
     Args:
         link: the connection.
         tokenizer: the tokenizer of the model.
         config: the configuration of the engine.
-        run_in_thread: runs text work off the event loop.
+        run_in_thread: runs text processing off the event loop.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GrammarMaker:
         self._has_sent_vocabulary = False
 
     async def make(self, params: StructuredOutputsParams) -> GrammarSpec:
-        """Return the grammar of a constraint, once the core can compile it.
+        """Return the grammar of a constraint as soon as the core can compile it.
 
         Raises:
             InvalidRequestError: the constraint is invalid.
@@ -72,7 +72,7 @@ class GrammarMaker:
         return vocabulary_of(self._tokenizer, self._config.model.vocab_size, self._config.model.eos_token_ids)
 
     def _with_defaults(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
-        """Return a constraint with the defaults of the engine's flags."""
+        """Return a constraint with the defaults from the engine's flags."""
         is_compact = self._config.structured_output.disable_any_whitespace and params.whitespace_pattern is None
         return msgspec.structs.replace(
             params,

@@ -1,7 +1,7 @@
-"""Fill in the middle: the prompt of a prefix and a suffix, for models that were trained with tokens for it.
+"""Fill in the middle: makes the prompt from a prefix and a suffix, for models with special tokens for that.
 
-Sources of the formats: the model cards and papers of the families, and their published tokenizers. A family is known by
-its tokens, not by the name of the model.
+Sources of the formats: the model cards and papers of the model families, and their published tokenizers. A family is
+recognized by its tokens instead of the model's name.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,31 +17,31 @@ Encode: TypeAlias = Callable[[str], Awaitable[list[int]]]
 
 
 class Vocabulary(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that this module needs."""
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token; None: there is no such token."""
+        """Return the id of a token; `None` if there is no such token."""
 
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """How one family of models writes such a prompt."""
+    """The prompt format of one family of models."""
 
     families: str
     prefix: str
-    """The token before the prefix; the suffix and the middle have one too."""
+    """The token that precedes the prefix; `suffix` and `middle` are the tokens of the other parts."""
     suffix: str
     middle: str | None
-    """None: the answer follows the prefix, which is then the last part."""
+    """`None` if the prefix is the last part, and the output follows it directly."""
     ends: tuple[str, ...] = ()
-    """Further tokens that end an answer, where the vocabulary has them."""
+    """Additional tokens that end an output, if the vocabulary has them."""
     has_suffix_first: bool = False
     joins_suffix: bool = False
-    """The suffix is tokenized as the middle of a text: without the space that the tokenizer puts before a text."""
+    """Whether the suffix is tokenized as if inside a text, without the space that the tokenizer puts before a text."""
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens that the vocabulary must have."""
+        """The tokens that the vocabulary must contain."""
         return [token for token in (self.prefix, self.suffix, self.middle) if token is not None]
 
 
@@ -72,14 +72,14 @@ FORMATS = (
 )
 
 _MARK = "\u263a"
-"""A character that no tokenizer joins with letters around it."""
+"""A character that no tokenizer merges with letters around it."""
 
 
 def infill_format(vocabulary: Vocabulary) -> InfillFormat:
-    """Return the format of a model.
+    """Return the fill-in-the-middle format of a model.
 
     Raises:
-        InvalidRequestError: its vocabulary has the tokens of no family.
+        InvalidRequestError: the vocabulary has the tokens of no known family.
     """
     for one in FORMATS:
         if all(vocabulary.token_id(token) is not None for token in one.tokens):
@@ -94,13 +94,13 @@ def infill_format(vocabulary: Vocabulary) -> InfillFormat:
 async def infill_prompt(
     form: InfillFormat, vocabulary: Vocabulary, prefix: str | Sequence[int], suffix: str, encode: Encode
 ) -> list[int]:
-    """Return the tokens of a prompt, without a token for the beginning of a text.
+    """Return the token ids of a prompt, without a begin-of-text token.
 
     Args:
         form: the form of the model.
-        vocabulary: has the tokens of `form`.
-        prefix: text before the gap, or its tokens.
-        suffix: text behind the gap.
+        vocabulary: a vocabulary that has the tokens of `form`.
+        prefix: text before the gap, or its token ids.
+        suffix: text after the gap.
         encode: the encoding function of the model's tokenizer.
     """
     own = await encode(prefix) if isinstance(prefix, str) else list(prefix)
@@ -112,13 +112,13 @@ async def infill_prompt(
 
 
 def infill_stops(form: InfillFormat, vocabulary: Vocabulary) -> list[int]:
-    """Return the tokens that end an answer besides the model's own: none of them belongs into a text."""
+    """Return the tokens that end an output in addition to the model's own. None of them may occur in a text."""
     ids = [vocabulary.token_id(token) for token in (*form.tokens, *form.ends)]
     return sorted({one for one in ids if one is not None})
 
 
 async def _encode_inside(text: str, encode: Encode) -> list[int]:
-    """Tokenize a text behind a mark, and leave the mark out."""
+    """Tokenize a text that follows a mark, and remove the mark."""
     mark, tokens = await encode(_MARK), await encode(_MARK + text)
     if tokens[: len(mark)] != mark:
         raise InvalidRequestError("suffix cannot be tokenized apart from the prefix with this tokenizer", "suffix")

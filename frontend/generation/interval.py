@@ -1,17 +1,17 @@
-"""How many tokens of a request the engine sends in one message."""
+"""The number of tokens of a request that the engine sends in one message."""
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import OutputKind, SamplingParams
 
 FINAL_INTERVAL = 32
-"""Tokens per message if the caller sees only the whole output. After an abort, up to so many tokens are missing; a
-replaced engine generates up to so many again."""
+"""Tokens per message if the caller sees only the complete output. Up to this many tokens are lost after an abort, or
+are generated again if the engine is replaced."""
 
 
 def stream_interval(params: SamplingParams, kind: OutputKind, config: ResolvedConfig) -> int:
-    """Return how many tokens the engine sends together (`Submit.stream_interval`).
+    """Return the number of tokens that the engine sends together (`Submit.stream_interval`).
 
-    With stop strings it is 1: this process finds them, and every token generated after one is wasted.
+    With stop strings the interval is 1: this process finds them, and the engine wastes every token generated after one.
     """
     if params.stop:
         return 1

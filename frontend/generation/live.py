@@ -1,4 +1,4 @@
-"""`LiveRequests`: the running and waiting requests of one client, and the observer that is told of them."""
+"""`LiveRequests`: the running and waiting requests of one client, and their observer."""
 
 from typing import Protocol
 
@@ -6,20 +6,20 @@ from octavo.frontend.metrics.observer import Observer
 
 
 class Abortable(Protocol):
-    """A request that runs or waits."""
+    """A request that is running or waiting."""
 
     request_id: str
 
     @property
     def identity(self) -> str:
-        """Of the engines for which it was prepared."""
+        """Identity of the engines for which the request was prepared."""
 
     def abort(self) -> None:
-        """End it with finish reason "abort"."""
+        """End the request with the finish reason "abort"."""
 
 
 class LiveRequests:
-    """A set of requests, each from its start to its end."""
+    """The live requests of a client, each from its start to its end."""
 
     def __init__(self) -> None:
         self.observer: Observer | None = None
@@ -30,21 +30,21 @@ class LiveRequests:
         return len(self._requests)
 
     def has_users(self, identity: str) -> bool:
-        """Return whether a request lives that was prepared for engines of this identity."""
+        """Return whether there is a live request that was prepared for engines of this identity."""
         return any(request.identity == identity for request in self._requests)
 
     def add(self, request: Abortable) -> None:
-        """Let `abort` find a request until it is discarded."""
+        """Register a request, so that `abort` can find it."""
         self._requests.add(request)
         self._report()
 
     def discard(self, request: Abortable) -> None:
-        """Forget a request that has ended."""
+        """Remove a request that has ended."""
         self._requests.discard(request)
         self._report()
 
     def abort(self, request_id: str) -> bool:
-        """Abort all requests with this id; False if there is none."""
+        """Abort all requests with this id; return False if there is none."""
         found = [request for request in self._requests if request.request_id == request_id]
         for request in found:
             request.abort()

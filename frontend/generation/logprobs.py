@@ -1,4 +1,4 @@
-"""From the engine's logprobs to the public ones."""
+"""Turns the engine's logprobs into the public ones."""
 
 from octavo.frontend.outputs import Logprob, PositionLogprobs
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -6,12 +6,12 @@ from octavo.protocol.events import TokenLogprobs
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer, *, is_ranked: bool = True) -> PositionLogprobs:
-    """Return the logprobs at one position: the token itself, then the others in the engine's order.
+    """Return the logprobs at one position: the token itself, then the alternatives in the engine's order.
 
     Args:
         entry: the entry of the position.
         tokenizer: the tokenizer of the model.
-        is_ranked: the others are the most likely tokens; otherwise the tokens that the caller named.
+        is_ranked: whether the alternatives are the most likely tokens; otherwise the caller named them.
     """
     result: PositionLogprobs = {}
     for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):

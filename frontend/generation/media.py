@@ -1,4 +1,4 @@
-"""`open_media`: what makes the prompts of a model that reads media; `make_prompt` calls it."""
+"""`open_media`: creates the prompt maker of a model that reads media; `make_prompt` uses it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,11 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool], None]) -> PromptMaker:
-    """Return what makes prompts with rows of media, with sounds that are attended to, or of an image alone.
+    """Return the prompt maker that fits the model: for rows of media, for attended audio, or for a single image.
 
     Args:
         config: the configuration of an engine whose model reads media.
-        encode: tokenizes: see `AsyncClient.tokenize`.
+        encode: tokenizes a text; see `AsyncClient.tokenize`.
         on_query: see `MediaProcessor`.
     """
     assert config.media is not None, "a model that reads media"
@@ -30,24 +30,24 @@ def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool]
 
 
 def has_media(prompt: object) -> bool:
-    """Return whether a prompt of a caller has media."""
+    """Return whether a caller's prompt has media."""
     return isinstance(prompt, dict) and bool(prompt.get(FIELD) or prompt.get(UUIDS))
 
 
 async def make_prompt(
     maker: PromptMaker | None, prompt: dict[str, Any], vocab_size: int, cache_salt: str | None = None
 ) -> tuple[str | None, MediaPrompt]:
-    """Return the text of a prompt with media, and the prompt, whose tokens are those of the text if it has both.
+    """Return the text and the tokenized form of a prompt with media. The text wins if a prompt has text and tokens.
 
     Args:
-        maker: the maker of the model; None: it reads text only.
+        maker: the prompt maker of the model; None: the model reads only text.
         prompt: the prompt of the caller.
         vocab_size: the vocabulary size of the model.
         cache_salt: the `cache_salt` of the request.
 
     Raises:
-        InvalidRequestError: the model reads text only, or an item cannot be used.
-        OverloadedError: live requests hold as much as they may.
+        InvalidRequestError: the model reads only text, or an item cannot be used.
+        OverloadedError: live requests already use all memory allowed for media.
     """
     if maker is None:
         raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)

@@ -1,4 +1,4 @@
-"""`ParamsResolver`: combines a request with the model's defaults and the limits of the server. Generates nothing."""
+"""`ParamsResolver`: combines a request with the model's defaults and the server's limits. Generates nothing."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ class ParamsResolver:
 
     Args:
         client: the client of the engine, whose model has defaults.
-        max_n_sequences: most sequences of one request, over all its prompts.
-        max_stop_strings: most stop strings of one request.
+        max_n_sequences: maximum number of sequences of one request, over all its prompts.
+        max_stop_strings: maximum number of stop strings of one request.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class ParamsResolver:
         self._max_n_sequences = max_n_sequences
         self._max_stop_strings = max_stop_strings
         self._defaults: dict[int | None, tuple[ResolvedConfig, SamplingParams]] = {}
-        """The model's parameters by `default_max_tokens`, with the configuration they were read from."""
+        """The model's default parameters by `default_max_tokens`, with the configuration from which they were read."""
 
     def truncate(self, token_ids: list[int], request: GenerationRequest) -> list[int]:
-        """Return the tokens of a prompt that the request keeps.
+        """Return the prompt tokens that remain after truncation.
 
         Raises:
-            InvalidRequestError: it keeps none.
+            InvalidRequestError: none would remain.
         """
         if request.truncation is None:
             return token_ids
@@ -61,13 +61,13 @@ class ParamsResolver:
         token_ids: list[int],
         media: tuple[MediaItem, ...] = (),
     ) -> PreparedGeneration:
-        """Return what is generated for one prompt.
+        """Return the prepared generation for one prompt.
 
         Args:
             request: the request of the caller.
             text: the text of the prompt, if there is one.
-            token_ids: the token ids of the prompt, truncated already.
-            media: images or sounds of the prompt.
+            token_ids: the token ids of the prompt, already truncated.
+            media: images or audio clips of the prompt.
 
         Raises:
             InvalidRequestError: a parameter or a token id is out of range; `param` names it.
@@ -84,7 +84,7 @@ class ParamsResolver:
         return PreparedGeneration(text, packed, params, beam_params, *of_request, adapter=request.adapter, media=media)
 
     def prepare_embeds(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PreparedGeneration:
-        """Return what is generated for prompt embeddings.
+        """Return the prepared generation for prompt embeddings.
 
         Raises:
             InvalidRequestError: a parameter is out of range, or needs the tokens of the prompt.
@@ -98,7 +98,7 @@ class ParamsResolver:
         """Check the number of sequences against the limit.
 
         Raises:
-            InvalidRequestError: n sequences for each prompt are more than the limit.
+            InvalidRequestError: `n` sequences per prompt exceed the limit.
         """
         if n * num_prompts > self._max_n_sequences:
             prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
@@ -134,7 +134,7 @@ class ParamsResolver:
 
 
 def _refuse_tokens_only(request: GenerationRequest, content: str) -> None:
-    """Reject what needs a prompt of tokens alone."""
+    """Reject fields that require a prompt of tokens only."""
     for name, value in (("use_beam_search", request.beam), ("truncate_prompt_tokens", request.truncation)):
         if value is not None:
             raise InvalidRequestError(f"{name} cannot be combined with {content}: leave one of them out", name)

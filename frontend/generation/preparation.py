@@ -1,4 +1,4 @@
-"""`RequestPreparer`: turns a prompt and parameters into a generation that can be started."""
+"""`RequestPreparer`: turns a prompt and parameters into a generation that is ready to start."""
 
 import asyncio
 import dataclasses
@@ -50,7 +50,7 @@ from octavo.protocol.requests import Submit
 from octavo.protocol.structured import GrammarSpec
 
 MANY_TOKEN_IDS = 4096
-"""Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
+"""Requests with more token ids are prepared in a thread: sorting and checking the ids takes milliseconds."""
 
 NO_PROMPT_LOGPROBS = (
     "prompt_logprobs, prompt_logprob_token_ids and echo need tokens, which prompt_embeds and soft prompts have not: "
@@ -59,7 +59,7 @@ NO_PROMPT_LOGPROBS = (
 
 
 class RequestPreparer:
-    """Validates requests for one engine and assigns ids, seeds and specs.
+    """Validates requests for one engine, and assigns ids, seeds and specs.
 
     Args:
         link: connection to the engine.
@@ -67,9 +67,10 @@ class RequestPreparer:
         config: the engine's configuration.
         grammars: builds the grammars of structured outputs.
         encode: tokenizes a text, in a thread if it is long: see `AsyncClient.tokenize`.
-        live: the client's requests; each generation is one of them while it is entered.
-        media: makes prompts with media; None: the model reads text only.
-        media_adapter: returns the model's own adapter for a prompt with media of some kinds; None: there is none.
+        live: the client's live requests; a generation is one of them while its context is entered.
+        media: makes prompts with media; None: the model reads only text.
+        media_adapter: returns the model's own adapter for a prompt with some kinds of media; None: the model has no
+        adapter.
     """
 
     def __init__(
@@ -110,23 +111,23 @@ class RequestPreparer:
         cache_salt: str | None = None,
         adapter: Adapter | None = None,
     ) -> Generation:
-        """Return what generates for one prompt. Enter it at once.
+        """Return a generation for one prompt, whose context must be entered at once.
 
         Args:
             prompt: as in `AsyncClient.generate`.
             params: as in `AsyncClient.generate`.
-            arrived: set whenever the generation has something to take.
+            arrived: set whenever the generation may have an output to take.
             request_id: as in `AsyncClient.generate`.
             priority: as in `AsyncClient.generate`.
             cache_salt: as in `AsyncClient.generate`.
-            adapter: the LoRA adapter to use, or the soft prompt.
+            adapter: the LoRA adapter or soft prompt to use.
 
         Raises:
-            InvalidRequestError: names the field and the remedy.
-            EngineDeadError: the engine is gone.
+            InvalidRequestError: the request is invalid; the error names the field and the remedy.
+            EngineDeadError: the engine has died.
         """
         params = params or default_params(self._config, SamplingParams().max_tokens)
-        if not isinstance(prompt, TokenizedPrompt):  # else the server has just verified them
+        if not isinstance(prompt, TokenizedPrompt):  # otherwise the server has just verified them
             params.verify()
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if adapter is not None and adapter.is_soft_prompt:
@@ -170,11 +171,11 @@ class RequestPreparer:
         logprobs: int | None,
         adapter: Adapter | None = None,
     ) -> BeamGeneration:
-        """Return what searches for one prompt; see `AsyncClient.beam_search`.
+        """Return a beam search for one prompt; see `AsyncClient.beam_search`.
 
         Raises:
-            InvalidRequestError: names the field and the remedy.
-            EngineDeadError: the engine is gone.
+            InvalidRequestError: the request is invalid; the error names the field and the remedy.
+            EngineDeadError: the engine has died.
         """
         params.verify()
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
@@ -214,7 +215,7 @@ class RequestPreparer:
         )
 
     async def _spec(self, params: SamplingParams, num_prompt_tokens: int, seed: int) -> SamplingSpec:
-        """Return the spec of a request; long lists of token ids are processed in a thread."""
+        """Return the spec of a request; process long lists of token ids in a thread."""
         make = functools.partial(
             make_spec,
             params,
@@ -227,7 +228,8 @@ class RequestPreparer:
         return make() if params.num_token_ids <= MANY_TOKEN_IDS else await asyncio.to_thread(make)
 
     async def _own_adapter(self, prompt: TokenizedPrompt) -> Adapter | None:
-        """Return the adapter that the model has for the media of a prompt which names none; None: there is none."""
+        """Return the model's own adapter for the prompt's media, for a request without an adapter; `None` if there is
+        none."""
         if not prompt.media or self._media_adapter is None:
             return None
         return await self._media_adapter({item.kind for item in prompt.media})
@@ -235,7 +237,7 @@ class RequestPreparer:
     async def check_prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None
     ) -> tuple[TokenizedPrompt, str | None]:
-        """Return a prompt, with the text that its outputs show, and its salt, all checked."""
+        """Return the checked prompt, the text that its outputs show, and its salt."""
         if self._link.failure:
             raise self._link.failure
         self.check_priority(priority)
@@ -257,21 +259,21 @@ class RequestPreparer:
         return TokenizedPrompt(text, token_ids), cache_salt
 
     async def media_prompt(self, prompt: dict[str, Any], cache_salt: str | None = None) -> TokenizedPrompt:
-        """Return a prompt with media, whose tokens are those of its text if it has both.
+        """Return a prompt with media, tokenized from its text if it has one.
 
         Raises:
-            InvalidRequestError: the model reads text only, or an item cannot be used.
-            OverloadedError: live requests hold as much as they may.
+            InvalidRequestError: the model reads only text, or an item cannot be used.
+            OverloadedError: live requests already use all memory allowed for media.
         """
         vocab_size = self._config.model.vocab_size
         text, made = await make_prompt(self._media, prompt, vocab_size, cache_salt)
         return TokenizedPrompt(text, packed_prompt(made.token_ids, vocab_size), media=made.items)
 
     async def embeds_prompt(self, value: object) -> TokenizedPrompt:
-        """Return the prompt of embeddings: a tensor, or base64 of a file with one.
+        """Return the prompt for embeddings: a tensor, or base64 of a file with one.
 
         Raises:
-            InvalidRequestError: the engine takes none, or these are invalid.
+            InvalidRequestError: the engine does not accept embeddings, or these are invalid.
         """
         require_embeds(self._config)
         max_model_len = self._link.facts.max_model_len
@@ -285,10 +287,10 @@ class RequestPreparer:
     async def prompt_with_embeds(
         self, text: str, parts: Iterable[EmbedsPart], *, adds_special_tokens: bool = False
     ) -> TokenizedPrompt:
-        """Return the prompt of a text with a mark for each part; see `take_embeds`.
+        """Return the prompt for a text that has a mark for each part; see `take_embeds`.
 
         Raises:
-            InvalidRequestError: the engine takes no embeddings, or a part is invalid; `param` is its path.
+            InvalidRequestError: the engine does not accept embeddings, or a part is invalid; `param` is its path.
         """
         parts, rows = list(parts), []
         for part in parts:
@@ -317,7 +319,7 @@ class RequestPreparer:
         grammar: GrammarSpec | None = None,
         kv_transfer: KVTransfer | None = None,
     ) -> Submit:
-        # Several frontends may share a core, so the ids must not depend on what the callers chose.
+        # Several frontends may share a core, so these ids must not depend on ids that callers choose.
         child_id = f"{self._prefix}:{next(self._child_counter)}"
         return Submit(
             child_id,
@@ -338,7 +340,7 @@ class RequestPreparer:
         """Reject a priority that has no effect.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: the priority has no effect; `param` names the field.
         """
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
             raise InvalidRequestError(f"priority must be an integer of 64 bits, got {priority!r}", "priority")

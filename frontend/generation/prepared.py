@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGeneration:
-    """What is generated for one prompt."""
+    """A prepared prompt with its parameters."""
 
     text: str | None
-    """None: the caller sent token ids."""
+    """Text of the prompt; `None` if the caller sent token ids."""
     token_ids: IdArray
     params: SamplingParams
     beam_params: BeamSearchParams | None = None
-    """Parameters of a beam search; `params` then only supplies `n` and `logprobs`. None: sampling."""
+    """Parameters of a beam search; `params` then only supplies `n` and `logprobs`. `None` if tokens are sampled."""
     priority: int = 0
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
-    """See `TokenizedPrompt`."""
+    """Prompt embeddings; see `TokenizedPrompt`."""
     adapter: Adapter | None = None
     media: tuple[MediaItem, ...] = ()
 
     async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
-        """Return the running generation; see `RequestPreparer.start`. Not for beam searches."""
+        """Start the generation and return it; see `RequestPreparer.start`. Not for beam searches."""
         return await client.preparer.start(
             self._prompt,
             self.params,

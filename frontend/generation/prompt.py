@@ -1,4 +1,4 @@
-"""The forms of a prompt, and its two parts: text and token ids. Tokenizes nothing but conversations."""
+"""The forms of a prompt, and its text and token ids. Tokenizes only conversations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,40 +16,41 @@ from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt of the server, whose tokens are checked and packed. Its outputs do not repeat the text."""
+    """A prompt whose tokens are checked and packed. Its outputs do not repeat the text."""
 
     text: str | None
     token_ids: IdArray
     embeds: PromptEmbeds | None = None
-    """Rows at some positions, whose token ids mean nothing."""
+    """Embedding rows at some positions; the token ids there are meaningless."""
     media: tuple[MediaItem, ...] = ()
-    """Images or sounds; the token ids at their rows are placeholders."""
+    """Images or audio clips; the token ids at their rows are placeholders."""
     is_continued: bool = False
-    """It goes on with work that the engine has accepted, such as the next window of a sound: see `Submit`."""
+    """Whether the prompt continues work that the engine has accepted, such as an audio file's next window: see
+    `Submit`."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens, without positions that have rows."""
+        """The token ids, without positions that have embedding rows."""
         return self.token_ids if self.embeds is None else self.embeds.without(self.token_ids)
 
     @classmethod
     def of_embeds(cls, embeds: PromptEmbeds) -> "TokenizedPrompt":
-        """Return a prompt that is made of rows alone."""
+        """Return a prompt that consists of embedding rows only."""
         return cls(None, pack_ids([PLACEHOLDER] * embeds.num_rows), embeds)
 
 
 Prompt: TypeAlias = str | Sequence[int] | dict[str, Any] | TokenizedPrompt
 """Text, token ids, or vLLM's forms {"prompt": text}, {"prompt_token_ids": [...]} and {"prompt_embeds": tensor}.
 
-Models that read images take {"multi_modal_data": {"image": pictures}} beside a text or token ids, and models that read
-sounds {"multi_modal_data": {"audio": sounds}}."""
+Models that read images accept {"multi_modal_data": {"image": images}} with a text or token ids. Models that read audio
+accept {"multi_modal_data": {"audio": audio_clips}}."""
 
 
 def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | None]:
-    """Return a prompt's text, as its outputs show it, and its token ids; one of them may be missing.
+    """Return a prompt's text for its outputs, and its token ids. One of them may be `None`.
 
     Raises:
-        InvalidRequestError: it is neither text nor token ids, or an id is outside the vocabulary.
+        InvalidRequestError: the prompt is neither text nor token ids, or an id is outside the vocabulary.
     """
     if isinstance(prompt, TokenizedPrompt):
         return None, prompt.token_ids
@@ -70,7 +71,7 @@ def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | Non
 
 
 def packed_prompt(token_ids: Sequence[int], vocab_size: int) -> IdArray:
-    """Return the token ids of a prompt in 4 bytes each. A list takes up to 40, and a request may wait for a long time.
+    """Return the token ids of a prompt, packed in 4 bytes each. A list takes up to 40, and a request may wait for long.
 
     Raises:
         InvalidRequestError: an id is outside the vocabulary.
@@ -88,7 +89,7 @@ def conversation_prompt(
         template: the template of the model, which writes the special tokens itself.
         tokenizer: the tokenizer of the model.
         messages: the conversation.
-        **variables: of the template; see `ChatTemplate.render`.
+        **variables: variables of the template; see `ChatTemplate.render`.
 
     Raises:
         InvalidRequestError: the template rejects the messages.

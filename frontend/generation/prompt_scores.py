@@ -11,11 +11,11 @@ from octavo.protocol.params import PADDING, SamplingParams, SamplingSpec
 
 
 class PromptScores:
-    """Takes the scores of one request from what the engine reports of its prompt.
+    """Separates the scores of one request from the prompt logprobs that the engine reports.
 
     Args:
-        params: with `prompt_logprob_token_ids`.
-        spec: made of them.
+        params: parameters with `prompt_logprob_token_ids`.
+        spec: the spec made from the parameters.
     """
 
     def __init__(self, params: SamplingParams, spec: SamplingSpec) -> None:
@@ -23,13 +23,13 @@ class PromptScores:
         self._width = max(map(len, self._rows))
         self._spec = spec
         self.hides_prompt_logprobs = params.prompt_logprobs is None
-        """The caller has asked for the scores alone."""
+        """Whether the caller requested only the scores."""
 
     def split(self, entries: Sequence[TokenLogprobs | None]) -> tuple[list[TokenLogprobs | None], list[list[float]]]:
         """Return the entries without the named tokens, and a row of scores for each row of named tokens.
 
         Args:
-            entries: one for each prompt token, the first None; the named tokens come last in each.
+            entries: one per prompt token, the first None; the named tokens come last in each.
         """
         rest: list[TokenLogprobs | None] = []
         scores: list[list[float]] = []
@@ -52,12 +52,12 @@ class PromptScores:
 
 
 def named_rows(params: SamplingParams, num_prompt_tokens: int, max_logprobs: int) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens that a caller names for each position of its prompt, without padding.
+    """Return the token ids that a caller names for each position of its prompt, without padding.
 
     Args:
-        params: the parameters of the caller, verified already.
+        params: the caller's parameters, already verified.
         num_prompt_tokens: length of the prompt.
-        max_logprobs: most tokens of one position; -1: no limit.
+        max_logprobs: maximum number of tokens at one position; -1: no limit.
 
     Raises:
         InvalidRequestError: the rows do not fit the prompt, or one is too long.

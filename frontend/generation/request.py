@@ -1,4 +1,4 @@
-"""A request for a generation before its prompt is tokenized, the same for every API. Resolves nothing."""
+"""A generation request before its prompt is tokenized, common to every API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,17 +9,17 @@ from octavo.protocol.adapters import Adapter
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How a prompt that is too long is cut."""
+    """How to truncate a prompt that is too long."""
 
     max_tokens: int
-    """Tokens to keep; -1: as many as the engine holds."""
+    """Number of tokens to keep; -1: as many as the engine can hold."""
     keeps_start: bool = False
-    """Cut off the end of the prompt, not its start."""
+    """Whether to cut off the end of the prompt instead of its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """How a beam search scores; its width and length are those of the sampling parameters."""
+    """How a beam search scores beams. Its width and length are in the sampling parameters."""
 
     temperature: float = 0.0
     length_penalty: float = 1.0
@@ -28,22 +28,22 @@ class BeamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request, which may be for several prompts."""
+    """One request for one or several prompts."""
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `SamplingParams` that the caller sets. All others except `max_tokens` are the model's own defaults."""
+    """Fields of `SamplingParams` that the caller sets. All others except `max_tokens` are the model's defaults."""
     max_tokens: int | None = None
-    """None: `default_max_tokens`."""
+    """Maximum number of tokens to generate; `None` to use `default_max_tokens`."""
     default_max_tokens: int | None = None
-    """The limit if neither the caller nor the model's defaults set one; None: the rest of the context."""
+    """The limit if neither the caller nor the model sets one; `None` for the rest of the context."""
     beam: BeamOptions | None = None
-    """Search instead of sampling."""
+    """Options of a beam search; `None` to sample."""
     truncation: Truncation | None = None
     priority: int = 0
     cache_salt: str | None = None
     adapter: Adapter | None = None
-    """The LoRA adapter to use."""
+    """The LoRA adapter to use; `None` for none."""
 
     def with_overrides(self, **overrides: Any) -> "GenerationRequest":
-        """Return a copy that sets further sampling parameters."""
+        """Return a copy with additional sampling parameters."""
         return replace(self, overrides={**self.overrides, **overrides})

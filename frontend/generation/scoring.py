@@ -1,4 +1,4 @@
-"""The logprobs of given tokens after a prompt, as sampling would have reported them. Draws nothing that is returned."""
+"""The logprobs of given tokens after a prompt, as sampling would report them. Returns no generated tokens."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -14,11 +14,11 @@ from octavo.protocol.params import OutputKind, SamplingParams
 
 
 class Generates(Protocol):
-    """What scoring needs of a client."""
+    """The part of a client that scoring needs."""
 
     @property
     def config(self) -> ResolvedConfig:
-        """Of the engine."""
+        """Configuration of the engine."""
 
     @property
     def preparer(self) -> RequestPreparer:
@@ -62,7 +62,7 @@ async def score_tokens(
     if not tokens:
         return []
     known = packed_prompt(tokens, client.config.model.vocab_size)
-    # The last token is scored where it would be drawn. So a request that has filled the model's length can be scored.
+    # The last token is scored where it would be drawn. So a request that fills the whole context can be scored.
     params = SamplingParams(
         temperature=0.0,
         max_tokens=1,
@@ -76,7 +76,7 @@ async def score_tokens(
     outputs = client.generate(scored, params, priority=priority, cache_salt=cache_salt, lora_request=lora_request)
     (output,) = [output async for output in outputs]
     (drawn,) = output.outputs
-    if not drawn.logprobs:  # aborted before its only token
+    if not drawn.logprobs:  # it was aborted before its only token
         raise InvalidRequestError("the request was aborted before the tokens were scored", "request_id")
     rows = [*(output.prompt_logprobs or [])[len(given.token_ids) :], drawn.logprobs[0]]
     return [row[token].logprob for row, token in zip(rows, tokens, strict=True) if row is not None]

@@ -1,4 +1,4 @@
-"""From one sequence's token ids to its text: detokenizing, stop strings, logprobs."""
+"""Turns one sequence's token ids into its text: detokenizing, stop strings, logprobs."""
 
 from collections.abc import Sequence as Ids
 from functools import lru_cache
@@ -16,21 +16,22 @@ from octavo.protocol.params import SamplingParams, SamplingSpec
 from octavo.protocol.stats import RequestTimings
 
 REPETITION_STOP_REASON = "repetition_detected"
-"""vLLM's finish reason for such an output."""
+"""Stop reason of a repetitive output, as in vLLM."""
 
 _NONE: frozenset[int] = frozenset()
 
 
 class Sequence:
-    """What has been generated for one child request.
+    """The output of one child request.
 
     Args:
         index: the index of the sequence among those of its request.
         tokenizer: the tokenizer of the model.
-        prompt_token_ids: the prompt; not kept.
-        params: the caller's.
-        spec: the engine's.
-        keeps_all: False: only `take_fresh` is called, so what it has returned can be forgotten.
+        prompt_token_ids: token ids of the prompt; not kept.
+        params: the caller's parameters.
+        spec: the engine's spec.
+        keeps_all: whether to keep everything. If False, only `take_fresh` may be called, and returned parts are
+        dropped.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Sequence:
     ) -> None:
         self.index = index
         self.num_tokens = 0
-        """Generated so far."""
+        """Number of tokens generated so far."""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.cumulative_logprob = None if spec.logprobs is None else 0.0
@@ -84,20 +85,20 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.kv_transfer: KVTransfer | None = None
-        """How another engine takes its blocks; None: it leaves none."""
+        """How another engine fetches the request's blocks; `None` if the request leaves none."""
         self.timings = RequestTimings()
         self._keeps_all = keeps_all
         self._token_ids: list[int] = []
         self._text_parts: list[str] = []
         self._logprobs: list[PositionLogprobs] | None = None if spec.logprobs is None else []
         self._num_fresh_tokens = 0
-        """Last tokens that `take_fresh` has not returned yet."""
+        """Number of last tokens that `take_fresh` has not returned yet."""
         self._num_fresh_chars = 0
-        """Last characters of the text that `take_fresh` has not returned yet."""
+        """Number of last characters that `take_fresh` has not returned yet."""
         self._versions: list[tuple[int, int]] = []
-        """Where the tokens of each version of the weights begin."""
+        """Index of the first token drawn by each version of the weights, and that version."""
         self._times: list[float] = []
-        """When tokens were known, on the core's clock, if it reports it; see `take_intervals`."""
+        """Times of the tokens on the core's clock, if the engine reports them; see `take_intervals`."""
         self._tokenizer = tokenizer
         self._min_tokens = max(1, params.min_tokens)
         self._are_logprobs_ranked = not spec.logprob_token_ids
@@ -117,11 +118,11 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        """True once the sequence has a finish reason."""
+        """Whether the sequence has a finish reason."""
         return self.finish_reason is not None
 
     def update(self, events: list[Tokens | Finished]) -> bool:
-        """Add events; True if a stop string ended the sequence, which must then be aborted in the engine."""
+        """Add events; return True if a stop string ended the sequence, which must then be aborted in the engine."""
         for event in events:
             if isinstance(event, Tokens):
                 if self._add_tokens(event):
@@ -131,7 +132,7 @@ class Sequence:
         return False
 
     def cut_short(self) -> None:
-        """End the sequence at its current position because its caller aborted it; held back text is returned."""
+        """End the sequence here because its caller aborted it; text that was held back is returned."""
         if self.is_finished:
             return
         tail = self._detokenizer.finish() if self._detokenizer else ""
@@ -141,7 +142,7 @@ class Sequence:
         self.finish_reason = str(FinishReason.ABORT)
 
     def take_fresh(self) -> CompletionOutput:
-        """Return what is new since the last call."""
+        """Return the part that is new since the last call."""
         text, token_ids, logprobs = self._join_text(), self._token_ids, self._logprobs
         if self._keeps_all:
             text = text[len(text) - self._num_fresh_chars :]
@@ -164,7 +165,7 @@ class Sequence:
         )
 
     def take_intervals(self) -> list[float]:
-        """Return the seconds between the tokens since the last call; [] if the engine does not report them."""
+        """Return the seconds between tokens since the last call; [] if the engine does not report them."""
         if not self._times:
             return self._times
         intervals = [later - earlier for earlier, later in pairwise(self._times)]
@@ -172,7 +173,7 @@ class Sequence:
         return intervals
 
     def snapshot(self) -> CompletionOutput:
-        """Return everything so far, safe from later changes."""
+        """Return everything generated so far, in a copy that does not change later."""
         return CompletionOutput(
             self.index,
             self._join_text(),
@@ -185,7 +186,7 @@ class Sequence:
         )
 
     def _weight_ranges(self, start: int) -> list[WeightRange]:
-        """Return the versions of the weights that have drawn the tokens from `start` on."""
+        """Return the versions of the weights that drew the tokens from index `start` on."""
         end, ranges = self.num_tokens, []
         for first, version in reversed(self._versions):
             if start >= end:
@@ -224,7 +225,7 @@ class Sequence:
         ]
 
     def _add_one_by_one(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> bool:
-        """Add tokens that have logprobs, or may complete a stop string; True if one did."""
+        """Add tokens that have logprobs or may complete a stop string; return True if one did."""
         for position, token_id in enumerate(token_ids):
             self._token_ids.append(token_id)
             self.num_tokens += 1
@@ -281,7 +282,7 @@ class Sequence:
 
 
 def _stop_tokens(spec: SamplingSpec) -> frozenset[int]:
-    """Tokens whose text is not shown: generating one always ends the sequence."""
+    """Return the tokens whose text is hidden because generating one always ends the sequence."""
     eos_token_ids = _shared_set(spec.eos_token_ids)
     return eos_token_ids.union(spec.stop_token_ids) if spec.stop_token_ids else eos_token_ids
 

@@ -1,4 +1,4 @@
-"""Soft prompts: PEFT's prompt tuning, whose trained embeddings come before the tokens of a prompt."""
+"""Soft prompts: PEFT's prompt tuning, whose trained embeddings precede the tokens of a prompt."""
 
 import asyncio
 from pathlib import Path
@@ -40,16 +40,16 @@ _WITHOUT_EFFECT = frozenset(
         "tokenizer_name_or_path",
     ]
 )
-"""Fields that matter to training alone."""
+"""Configuration fields that matter only to training."""
 _ONLY: dict[str, tuple[object, ...]] = {"task_type": ("CAUSAL_LM", None), "num_transformer_submodules": (1, None)}
 MAX_SOFT_PROMPTS = 1024
-"""Soft prompts whose rows are kept."""
+"""Maximum number of soft prompts whose rows are kept in memory."""
 _MAX_HEAD_BYTES = 2**20
-"""What the file of weights may have beside its numbers."""
+"""Maximum bytes of a weight file in addition to its numbers."""
 
 
 class SoftPrompts:
-    """The rows of soft prompts, which requests choose as they choose LoRA adapters.
+    """The rows of soft prompts, which requests select like LoRA adapters.
 
     Args:
         config: the configuration of the engine.
@@ -58,13 +58,13 @@ class SoftPrompts:
     def __init__(self, config: ResolvedConfig) -> None:
         self._config = config
         self._rows: dict[str, PromptEmbeds] = {}
-        """By digest of their files; the oldest is dropped, and read again when it is needed."""
+        """Rows by the digest of their files. The oldest entry is dropped, and read again when it is needed."""
 
     async def before(self, prompt: TokenizedPrompt, adapter: Adapter) -> TokenizedPrompt:
-        """Return a prompt with the rows of an adapter before it. Reads them in a thread, once.
+        """Return a prompt with an adapter's rows before it. Read the rows in a thread the first time.
 
         Raises:
-            InvalidRequestError: the files have changed since the adapter was loaded, or are gone.
+            InvalidRequestError: the files were changed or deleted since the adapter was loaded.
         """
         if (rows := self._rows.get(adapter.digest)) is None:
             rows = await asyncio.to_thread(self._read, adapter)
@@ -91,10 +91,10 @@ class SoftPrompts:
 
 
 def has_soft_prompt(directory: Path) -> bool:
-    """Return whether an adapter is a soft prompt, and not LoRA.
+    """Return whether an adapter is a soft prompt instead of a LoRA adapter.
 
     Raises:
-        InvalidRequestError: it is another kind of prompt that PEFT trains.
+        InvalidRequestError: it is another kind of prompt adapter of PEFT.
         OSError, ConfigError: its configuration cannot be read.
     """
     kind = read_json(directory / CONFIG_FILE).get("peft_type")
@@ -106,14 +106,15 @@ def has_soft_prompt(directory: Path) -> bool:
 
 
 def read_soft_prompt(directory: Path, config: ResolvedConfig) -> PromptEmbeds:
-    """Return the rows of a soft prompt, in the type of the model.
+    """Return the rows of a soft prompt, in the model's dtype.
 
     Args:
-        directory: that peft's `save_pretrained` has written.
+        directory: a directory written by PEFT's `save_pretrained`.
         config: the configuration of the engine.
 
     Raises:
-        InvalidRequestError: names the field or the tensor at fault; or the engine takes no prompt embeddings.
+        InvalidRequestError: a field or tensor is invalid (the error names it), or the engine accepts no prompt
+        embeddings.
         OSError, ConfigError: a file is missing or cannot be read.
     """
     require_embeds(config)
@@ -138,7 +139,7 @@ def read_soft_prompt(directory: Path, config: ResolvedConfig) -> PromptEmbeds:
 
 
 def with_soft_prompt(prompt: TokenizedPrompt, rows: PromptEmbeds) -> TokenizedPrompt:
-    """Return a prompt with rows before it, which may have rows itself."""
+    """Return a prompt with rows before it. The prompt may already contain rows."""
     num_rows = rows.num_rows
     token_ids = pack_ids([PLACEHOLDER] * num_rows) + prompt.token_ids
     if (own := prompt.embeds) is None:
@@ -147,7 +148,7 @@ def with_soft_prompt(prompt: TokenizedPrompt, rows: PromptEmbeds) -> TokenizedPr
 
 
 def _num_rows(settings: dict[str, Any], directory: Path) -> int:
-    """Return the number of rows that a configuration says, after a check of all its fields."""
+    """Return the number of rows that a configuration specifies, after checking all its fields."""
     where = directory / CONFIG_FILE
     num_rows = settings.get("num_virtual_tokens")
     if type(num_rows) is not int or num_rows < 1:

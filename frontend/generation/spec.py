@@ -1,4 +1,4 @@
-"""From the caller's `SamplingParams` to the engine's `SamplingSpec`."""
+"""Turns the caller's `SamplingParams` into the engine's `SamplingSpec`."""
 
 import hashlib
 import logging
@@ -30,30 +30,30 @@ logger = logging.getLogger(__name__)
 _MASK_64 = 2**64 - 1
 
 MAX_VOLUME = 2**23
-"""Most token ids that one request of a caller sends to the engine: about 40 MB."""
+"""Maximum number of token ids that one request may send to the engine, about 40 MB."""
 
 MAX_LOGIT_BIAS = 100.0
-"""Biases are clamped to this range, as OpenAI's API does."""
+"""Biases are clamped to plus or minus this value, as in OpenAI's API."""
 
 
 def default_params(config: ResolvedConfig, max_tokens: int | None) -> SamplingParams:
-    """Return the model's own defaults (`generation_config.json`), for callers that pass no parameters."""
+    """Return the model's default parameters (`generation_config.json`), for callers that pass none."""
     defaults = {name: value for name, value in config.model.generation_defaults.items() if name != "max_tokens"}
     return SamplingParams(**defaults, max_tokens=config.model.generation_defaults.get("max_tokens", max_tokens))
 
 
 def request_seed(engine_seed: int, request_id: str) -> int:
-    """Return the seed of a request that has none, 0 to 2^64 - 1.
+    """Return the seed of a request without one, in the range 0 to 2^64 - 1.
 
-    A function of the engine's seed and the request's id, so that an offline run, whose ids count
-    from 0, is reproducible.
+    The seed is a function of the engine's seed and the request's id. So an offline run, whose ids count from 0, is
+    reproducible.
     """
     digest = hashlib.blake2b(f"{engine_seed}:{request_id}".encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of the `index`-th sequence of a request; the first has the request's own."""
+    """Return the seed of the `index`-th sequence of a request; the first sequence has the request's own seed."""
     if index == 0:
         return seed & _MASK_64
     digest = hashlib.blake2b(f"{seed & _MASK_64}#{index}".encode(), digest_size=8).digest()
@@ -72,16 +72,16 @@ def make_spec(
     """Resolve everything that a request leaves open.
 
     Args:
-        params: the caller's, verified already.
+        params: the caller's parameters, already verified.
         num_prompt_tokens: length of the prompt.
-        max_model_len: the engine's limit.
+        max_model_len: the engine's maximum context length.
         seed: the seed of this sequence.
         config: the configuration of the engine, for the vocabulary, the stop tokens and the limits.
-        tokenizer: the tokenizer of the model, for parameters that are text.
+        tokenizer: the tokenizer of the model, for parameters that contain text.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
-        PromptTooLongError: no room is left for a single token.
+        PromptTooLongError: there is no room for a single new token.
     """
     _check_engine(params, config, tokenizer)
     room = room_after_prompt(params.max_tokens, num_prompt_tokens, max_model_len)
@@ -135,7 +135,7 @@ def _processor_args(params: SamplingParams) -> dict[str, Any]:
 
 
 def _check_engine(params: SamplingParams, config: ResolvedConfig, tokenizer: Tokenizer) -> None:
-    """Reject token ids outside the vocabulary, and what only other engines do."""
+    """Reject token ids outside the vocabulary, and parameters that need another engine configuration."""
     _check_texts(params, tokenizer)
     if _processor_args(params) and not config.logits_processors:
         raise InvalidRequestError(
@@ -165,11 +165,11 @@ def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
 
 
 def room_after_prompt(max_tokens: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Return how many tokens may be generated after a prompt.
+    """Return the number of tokens that may be generated after a prompt.
 
     Raises:
         InvalidRequestError: the prompt is empty.
-        PromptTooLongError: the prompt, or `max_tokens` after it, can never fit.
+        PromptTooLongError: the prompt, or the prompt plus `max_tokens`, can never fit.
     """
     room = max_model_len - num_prompt_tokens
     if num_prompt_tokens == 0:
@@ -199,20 +199,20 @@ def make_beam_spec(
     config: ResolvedConfig,
     tokenizer: Tokenizer,
 ) -> SamplingSpec:
-    """Return the spec of each child of a beam search: generate one token and report the likely ones.
+    """Return the spec for the children of a beam search: generate one token and report the likely ones.
 
     Args:
-        params: the caller's, verified already.
-        num_candidates: likely tokens that the search needs.
-        num_logprobs: alternatives to show per token, as in `SamplingParams.logprobs`.
+        params: the caller's parameters, already verified.
+        num_candidates: number of likely tokens that the search needs.
+        num_logprobs: number of alternatives to show per token, as in `SamplingParams.logprobs`.
         num_prompt_tokens: length of the prompt.
-        max_model_len: the engine's limit.
+        max_model_len: the engine's maximum context length.
         config: the configuration of the engine.
         tokenizer: the tokenizer of the model.
 
     Raises:
         InvalidRequestError: a field does not fit this model; `param` names it.
-        PromptTooLongError: no room is left for `max_tokens`.
+        PromptTooLongError: there is no room for `max_tokens`.
     """
     child_params = SamplingParams(temperature=0.0, max_tokens=params.max_tokens, logprobs=num_logprobs)
     spec = make_spec(
@@ -238,7 +238,7 @@ def output_kind(params: SamplingParams, default: OutputKind) -> OutputKind:
     """Return the kind of the outputs of a request.
 
     Raises:
-        InvalidRequestError: deltas of the best of several sequences, which are known only at the end.
+        InvalidRequestError: deltas were requested for the best of several sequences, which are known only at the end.
     """
     if params.num_sequences == params.n:
         return default if params.output_kind is None else params.output_kind
@@ -253,22 +253,22 @@ def check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
     """Reject token ids outside the vocabulary.
 
     Raises:
-        InvalidRequestError: naming the first such id.
+        InvalidRequestError: an id is outside the vocabulary; the error names the first such ids.
     """
     _check_token_ids("prompt", token_ids, vocab_size)
 
 
 def check_volume(params: SamplingParams, num_prompt_tokens: int, num_prompts: int, config: ResolvedConfig) -> None:
-    """Reject a request whose sequences exceed the engine's limits together; each is sent separately.
+    """Reject a request whose sequences together exceed the engine's limits. Each sequence is sent separately.
 
     Args:
         params: the parameters of every prompt.
-        num_prompt_tokens: the number of prompt tokens of all prompts together.
-        num_prompts: how many there are.
+        num_prompt_tokens: number of prompt tokens of all prompts together.
+        num_prompts: number of prompts.
         config: the configuration of the engine.
 
     Raises:
-        InvalidRequestError: it can never be queued, or takes more memory than any request should.
+        InvalidRequestError: the request can never be queued, or takes more memory than one request should.
     """
     num_sequences = params.num_sequences * num_prompts
     most = config.max_num_queued_reqs + config.max_num_seqs
@@ -291,7 +291,7 @@ def check_cache_salt(cache_salt: object) -> None:
     """Reject a salt that cannot be sent to the core.
 
     Raises:
-        InvalidRequestError: it is not text, or cannot be encoded.
+        InvalidRequestError: the salt is not text, or cannot be encoded.
     """
     if cache_salt is None:
         return
@@ -300,7 +300,7 @@ def check_cache_salt(cache_salt: object) -> None:
 
 
 def _is_unicode(text: str) -> bool:
-    """False if the text has an unpaired surrogate, which cannot be encoded."""
+    """Return False if the text has an unpaired surrogate, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -309,7 +309,7 @@ def _is_unicode(text: str) -> bool:
 
 
 _MAX_NAMED_IDS = 8
-"""Token ids that an error lists."""
+"""Number of token ids that an error lists."""
 
 
 def _check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
@@ -318,16 +318,16 @@ def _check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) ->
     bad = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
     names = ", ".join(map(str, bad[:_MAX_NAMED_IDS])) + (", ..." if len(bad) > _MAX_NAMED_IDS else "")
     ids, are = ("id", "is") if len(bad) == 1 else ("ids", "are")
-    # "out of vocabulary" is what clients of vLLM look for.
+    # Clients of vLLM look for "out of vocabulary".
     raise InvalidRequestError(
         f"{param}: token {ids} {names} {are} out of vocabulary, which has {vocab_size} tokens", param
     )
 
 
 def _copied_numbers(params: SamplingParams, vocab_size: int) -> dict[str, Any]:
-    """Return the parameters that the engine gets as they are. Greedy requests have no filters.
+    """Return the parameters that the engine gets unchanged. Greedy requests have no filters.
 
-    They become plain floats and small integers: a message cannot hold numpy's, nor 2**70.
+    They are converted to plain floats and small integers: a message can hold neither numpy numbers nor 2**70.
     """
     copied: dict[str, Any] = {}
     for row in ROWS:
@@ -347,7 +347,7 @@ def _temperature(params: SamplingParams) -> float:
 
 
 def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | None, LogprobsMode]:
-    """Return how many logprobs the engine reports, and which; those that only rank `best_of` are raw."""
+    """Return how many logprobs the engine reports, and of which kind. Those that only rank `best_of` are raw."""
     requested = 0 if params.logprob_token_ids else params.logprobs
     count, mode = _num_logprobs("logprobs", requested, config), config.logprobs_mode
     if params.num_sequences == params.n:
@@ -364,7 +364,7 @@ def _logprobs(params: SamplingParams, config: ResolvedConfig) -> tuple[int | Non
 
 
 def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of each bad word, at the start of a text and after a space."""
+    """Return the token sequences of each bad word, both at the start of a text and after a space."""
     if not params.bad_words:
         return ()
     words = [word.strip() for word in params.bad_words]
@@ -373,7 +373,7 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) ->
 
 
 def _check_that_something_is_left(spec: SamplingSpec) -> None:
-    """Reject a request whose allowed tokens are all masked from the start.
+    """Reject a request if every allowed token is masked from the start.
 
     Raises:
         InvalidRequestError: no token is left.

@@ -1,7 +1,7 @@
-"""Structural tags: free text in which the text between certain marks follows a format, as a Lark grammar.
+"""Structural tags: free text in which the text between certain marks follows a format; translated to a Lark grammar.
 
-Accepts both of vLLM's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and
-`{"format": {...}}` with formats within formats. docs/structured-output.md lists them. Compiles nothing.
+Accepts both of vLLM's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, and `{"format": {...}}`
+with nested formats. docs/structured-output.md lists them. Compiles nothing.
 """
 
 import json
@@ -23,13 +23,13 @@ def lark_of_structural_tag(tag: Any, schema_text: SchemaText, special_token_ids:
     """Return the grammar of a structural tag.
 
     Args:
-        tag: as received, not validated yet.
+        tag: the tag as received, not yet validated.
         schema_text: serializes the schemas in the tag.
         special_token_ids: ids of special tokens, by their text in the tag.
-        param: the name of the request's field, for errors.
+        param: name of the request's field, for errors.
 
     Raises:
-        InvalidRequestError: the tag is invalid or uses an unsupported feature; the message says where.
+        InvalidRequestError: the tag is invalid or uses an unsupported feature; the message names the place.
     """
     writer = _Writer(schema_text, special_token_ids, param)
     if not isinstance(tag, dict):
@@ -42,7 +42,7 @@ def lark_of_structural_tag(tag: Any, schema_text: SchemaText, special_token_ids:
 
 
 def _as_format(tag: dict[str, Any], writer: "_Writer") -> Any:
-    """Return a tag of either form as a format; structures and triggers become `triggered_tags`."""
+    """Return a tag of either form as a format. Structures and triggers become `triggered_tags`."""
     if tag.get("format") is not None:
         if tag.get("structures") or tag.get("triggers"):
             raise writer.error("format", "cannot be combined with structures and triggers")
@@ -71,7 +71,7 @@ class _Writer:
         self._param = param
 
     def format(self, format_: Any, where: str) -> str:
-        """Return an expression for a format, with rules for its parts."""
+        """Return an expression for a format, and add rules for its parts."""
         kind = format_.get("type") if isinstance(format_, dict) else None
         write = {
             "const_string": self._const_string,
@@ -94,14 +94,14 @@ class _Writer:
         return InvalidRequestError(f"structural tag: {where or 'it'} {fault}", self._param)
 
     def text(self, holder: dict[str, Any], name: str, where: str) -> str:
-        """Return a member that must be a string."""
+        """Return a member, which must be a string."""
         value = holder.get(name)
         if not isinstance(value, str):
             raise self.error(_path(where, name), "must be a string")
         return value
 
     def list_of(self, holder: dict[str, Any], name: str, where: str) -> list[Any]:
-        """Return a member that must be a non-empty list."""
+        """Return a member, which must be a non-empty list."""
         value = holder.get(name)
         if not isinstance(value, list) or not value:
             raise self.error(_path(where, name), "must be a non-empty list")
@@ -133,7 +133,7 @@ class _Writer:
         return f"%json {self._schema_text(schema if isinstance(schema, dict) else {})}"
 
     def _regex(self, format_: dict[str, Any], where: str) -> str:
-        # Escaped characters stay as they are; an unescaped slash would end the expression.
+        # Escaped characters stay unchanged. An unescaped slash would end the expression.
         pattern = _ESCAPED_OR_SLASH.sub(lambda found: found[1] or r"\/", self.text(format_, "pattern", where))
         return f"/{pattern}/"
 
@@ -209,7 +209,7 @@ class _Writer:
         num_required = format_.get("num_required", 0)
         if type(num_required) is not int or not 0 <= num_required <= len(elements):
             raise self.error(_path(where, "num_required"), "must be an integer from 0 to the number of elements")
-        # Built from the end: each rule holds what may follow a preceding element.
+        # Built from the end: each rule contains what may follow the preceding element.
         behind, begun = [], ""
         for element in reversed(elements[num_required:]):
             behind.append(f"{element} {begun}")

@@ -1,6 +1,6 @@
-"""Tensors of callers: what `torch.save` and safetensors write, in base64, or the tensors themselves.
+"""Tensors of callers: base64 of a `torch.save` or safetensors file, or the tensors themselves.
 
-Loads torch when the first one arrives. Bounds are checked before anything is decoded.
+Imports torch when the first tensor arrives. Limits are checked before anything is decoded.
 """
 
 import base64
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _ZIP = b"PK\x03\x04"
 _MAX_HEAD_BYTES = 2**16
-"""What a file may have beside the numbers of its tensor."""
+"""Maximum bytes of a file in addition to the numbers of its tensor."""
 _LARGEST_BYTES = 4
-"""Of one number, in the types that are accepted."""
+"""Maximum bytes of one number, over the accepted dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsForm:
-    """What a tensor of rows must be. All functions raise `InvalidRequestError` with the field."""
+    """The required form of a tensor of rows. All methods raise `InvalidRequestError` with the field's name."""
 
     field: str
-    """What the caller calls it."""
+    """Name of the field for the caller."""
     width: int
-    """Numbers of a row."""
+    """Numbers per row."""
     max_rows: int
     limit: str
-    """The setting that limits the rows."""
+    """Name of the setting that limits the number of rows."""
 
     def decode(self, text: str) -> "Tensor":
-        """Return the tensor in a base64 text: one tensor as safetensors, or saved by `torch.save`."""
+        """Return the tensor in a base64 text: one safetensors tensor, or a tensor saved by `torch.save`."""
         max_bytes = self.max_rows * self.width * _LARGEST_BYTES + _MAX_HEAD_BYTES
         if len(text) > -(-max_bytes // 3) * 4:
             raise InvalidRequestError(
@@ -47,7 +47,7 @@ class RowsForm:
         return decode_tensor(text, self.field)
 
     def checked(self, value: object) -> "Tensor":
-        """Return a tensor (rows, width) or (1, rows, width) of floats as (rows, width), whatever the number of rows."""
+        """Return a float tensor (rows, width) or (1, rows, width) as (rows, width), for any number of rows."""
         import torch
 
         if not isinstance(value, torch.Tensor):
@@ -71,7 +71,7 @@ class RowsForm:
         return rows.cpu()
 
     def data(self, rows: "Tensor", dtype: str) -> bytes:
-        """Return the bytes of rows in the type of the model."""
+        """Return the bytes of the rows in the model's dtype."""
         import torch
 
         converted = rows.to(getattr(torch, dtype)).contiguous()
@@ -83,7 +83,7 @@ class RowsForm:
 
 
 def is_dense(tensor: "Tensor") -> bool:
-    """Return whether a tensor has its numbers in memory, at a fixed distance along each axis."""
+    """Return whether a tensor is stored in memory with a fixed stride along each axis."""
     import torch
 
     return not (
@@ -92,10 +92,10 @@ def is_dense(tensor: "Tensor") -> bool:
 
 
 def decode_tensor(text: str, field: str) -> "Tensor":
-    """Return the dense tensor in a base64 text, whose length the caller has checked. It is no larger than the text.
+    """Return the dense tensor in a base64 text whose length the caller has checked. It is no larger than the text.
 
     Raises:
-        InvalidRequestError: the text is damaged, or holds something else.
+        InvalidRequestError: the text is damaged, or contains something else.
     """
     try:
         data = base64.b64decode(text, validate=True)
@@ -104,24 +104,24 @@ def decode_tensor(text: str, field: str) -> "Tensor":
     tensor = _load_saved(data, field) if data.startswith(_ZIP) else _load_safetensors(data, field)
     if not is_dense(tensor):
         raise InvalidRequestError(f"{field} must be a dense tensor with numbers", field)
-    # An axis of stride 0 repeats numbers: a short text could have any size. `numel` may overflow.
+    # An axis with stride 0 repeats numbers, so a short text could describe any size. `numel` may overflow.
     if math.prod(tensor.shape) * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise InvalidRequestError(f"{field} repeats numbers of a smaller tensor: save tensor.contiguous()", field)
     return tensor
 
 
 def _load_saved(data: bytes, field: str) -> "Tensor":
-    """Return what `torch.save` wrote, read by torch's restricted unpickler."""
+    """Return the content of a `torch.save` file, read by torch's restricted unpickler."""
     import torch
 
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             parts = file.infolist()
         is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
-        # Else a short text could unpack to any size.
+        # Otherwise a short text could unpack to any size.
         is_safe = is_stored and sum(part.file_size for part in parts) <= len(data)
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if is_safe else None
-    except Exception as error:  # a boundary: the file of a stranger can make the unpickler raise anything
+    except Exception as error:  # a boundary: the unpickler may raise anything on an untrusted file
         raise InvalidRequestError(
             f"{field} is not a tensor that torch.save wrote, or it is damaged: save the tensor alone", field
         ) from error
