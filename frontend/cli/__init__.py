@@ -1,4 +1,4 @@
-"""The command line: `octavo serve` and the other commands. Nothing heavy is imported before a command runs."""
+"""The command line: `octavo serve` and the other commands. Expensive imports happen only when a command runs."""
 
 from octavo.frontend.cli.main import main
 

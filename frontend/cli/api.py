@@ -1,4 +1,4 @@
-"""`Api`: blocking HTTP client of an OpenAI-compatible server, built on the standard library.
+"""`Api`: a blocking HTTP client for OpenAI-compatible servers, built on the standard library.
 
 One request at a time, on the calling thread. Displays nothing.
 """
@@ -29,7 +29,7 @@ class Api:
         api_key: sent as the bearer token.
 
     Raises:
-        CommandError: the URL has another form.
+        CommandError: the URL has none of these forms.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Api:
         return self._whole("POST", path, json.dumps(body).encode())
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Yield the events of a streamed answer; closing the iterator aborts the request.
+        """Yield the events of a streamed response; closing the iterator aborts the request.
 
         Raises:
             CommandError: the server does not respond, responds with an error, or the stream fails or ends early.
@@ -137,7 +137,7 @@ class Api:
                 f"no server answers at {self.url}: {reason}",
                 "start one with `octavo serve MODEL`, or name another with --url",
             ) from None
-        # The timeout is for connecting only: generating an answer may take any time.
+        # The timeout applies to connecting only: generating a response may take any time.
         connection.sock.settimeout(None)
         connection.request(method, self._root + path, body, self._headers)
         response = connection.getresponse()

@@ -1,6 +1,6 @@
-"""`normalize_argv`: rewrites vLLM's spelling of a command line into ours. Knows no individual flag.
+"""`normalize_argv`: rewrites vLLM's spelling of a command line to ours. Independent of individual flags.
 
-Underscores become dashes (`--max_num_seqs 4`), and members of a JSON object may be given one by one
+Underscores become dashes (`--max_num_seqs 4`), and members of a JSON object may be passed one by one
 (`--default-chat-template-kwargs.enable_thinking false`).
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def normalize_argv(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with dashes in flag names and the members of each JSON flag merged into one object.
+    """Return the arguments with dashes in flag names, and with the members of each JSON flag merged into one object.
 
-    A member without a value is kept as it is; the parser will report it as unknown.
+    A member without a value is left unchanged; the parser will report it as unknown.
     """
     result: list[str] = []
     objects: dict[str, dict[str, Any]] = {}

@@ -24,12 +24,12 @@ class KernelsBuilt(msgspec.Struct, frozen=True):
     path: str
     isa: str
     compiler: str | None
-    """None: the library was in the cache."""
+    """Path of the compiler; `None` if the library was in the cache."""
     seconds: float
 
 
 class KernelsFailed(msgspec.Struct, frozen=True):
-    """Its output on failure."""
+    """Output of `python -m octavo.kernels.native` on failure."""
 
     reason: str
     hint: str

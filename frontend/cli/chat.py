@@ -97,7 +97,7 @@ class Conversation:
             self.ask(self.messages.pop()["content"])
 
     def ask(self, question: str) -> Answer:
-        """Send a message and print the answer. After Ctrl-C, the partial answer stays in the conversation.
+        """Send a message and print the answer. After Ctrl-C the conversation keeps the partial answer.
 
         Raises:
             CommandError: the server responds with an error; the message is dropped.
@@ -112,7 +112,7 @@ class Conversation:
 def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
     for choice in event.get("choices", []):
         delta = choice.get("delta", {})
-        # Other servers still use the older name.
+        # Other servers still use the former name.
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
             yield Piece(reasoning, is_reasoning=True)
         if text := delta.get("content"):

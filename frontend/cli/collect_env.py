@@ -1,6 +1,6 @@
-"""`octavo collect-env`: the information about the machine that a bug report needs. Changes and compiles nothing.
+"""`octavo collect-env`: prints the information about the machine that a bug report needs. Compiles nothing.
 
-Values of variables that look like keys are masked.
+Values of variables that look like secrets are masked.
 """
 
 import importlib.metadata
@@ -197,7 +197,7 @@ def _read(path: str) -> str:
 
 
 def _output(command: list[str]) -> str:
-    """Return the output of a command, "" if it fails."""
+    """Return the output of a command; "" if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

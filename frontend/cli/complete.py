@@ -1,4 +1,4 @@
-"""`octavo complete`: text completion by a running server, in a terminal or through pipes."""
+"""`octavo complete`: text completion with a running server, in a terminal or through pipes."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """`octavo completion SHELL`: prints a script that completes commands, flags and values.
 
-shtab generates it from the parsers. It contains everything it offers, so no Tab has to wait for Python.
+shtab generates the script from the parsers. It contains every suggestion, so no Tab has to start Python.
 """
 
 import argparse
@@ -23,7 +23,7 @@ powershell: octavo completion powershell | Out-String | Invoke-Expression, in $P
 """
 
 _FILES = re.compile(r"FILE|DIR|PATH|MODEL|--(model|tokenizer|chat-template|uds|record-steps|.*(file|path|dir|certs))")
-"""Metavars of file arguments, and flags that take a file although their metavar does not say so."""
+"""Metavars of file arguments, and flags that take a file although their metavar does not show it."""
 
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
 
 
 def whole_command_line() -> argparse.ArgumentParser:
-    """Return one parser with every command as a subparser, and file arguments marked for shtab."""
+    """Return one parser that has every command as a subparser and marks file arguments for shtab."""
     from octavo.frontend.cli.main import COMMANDS
 
     root = argparse.ArgumentParser("octavo")

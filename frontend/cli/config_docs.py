@@ -1,4 +1,4 @@
-"""`render_config_docs`: the configuration tree as the page `docs/config.md`."""
+"""`render_config_docs`: renders the configuration tree as the page `docs/config.md`."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -62,7 +62,7 @@ def _type_name(kind: Any) -> str:
     names = {int: "whole number", float: "number", str: "text", bool: "switch"}
     if kind in names:
         return names[kind]
-    # On the command line an object is written as JSON text; "object" is type enough.
+    # On the command line an object is JSON text, so "object" is a sufficient type.
     parts = [part for part in get_args(kind) if part is not NoneType]
     if objects := [part for part in parts if get_origin(part) is dict]:
         parts = objects

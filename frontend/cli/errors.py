@@ -1,4 +1,4 @@
-"""`CommandError`: a command failed; with a hint for the user."""
+"""`CommandError`: a failed command, with a hint for the user."""
 
 from octavo.protocol.errors import OctavoError
 

@@ -1,6 +1,6 @@
-"""Flags generated from the configuration tree: parsing, help, and the YAML file below them.
+"""Flags generated from the configuration tree: parsing, help, and the YAML file whose settings they override.
 
-Knows no individual setting: a new field of the tree is a new flag.
+Independent of individual settings: a new field of the tree becomes a new flag.
 """
 
 import argparse
@@ -35,12 +35,12 @@ Whole numbers may have a unit: 32k is 32 000, 32K is 32 768, 4G is 4 x 2^30.
 
 
 class FlagParser(CommandParser):
-    """Flags generated from fields of the tree. Flags that are not given are absent from the result.
+    """Flags generated from fields of the tree. The result omits flags that are not on the command line.
 
     Args:
-        prog: "octavo serve".
+        prog: the command, such as "octavo serve".
         description: the description of the command.
-        operand: what the command line names without a flag.
+        operand: name of the positional argument.
     """
 
     def __init__(self, prog: str, description: str, operand: str = "MODEL") -> None:
@@ -49,34 +49,34 @@ class FlagParser(CommandParser):
         self._operand = operand
 
     def add_fields(self, name: str, title: str, fields: Iterable[FieldInfo]) -> None:
-        """Add a group of flags; `--help=NAME` shows it alone."""
+        """Add a group of flags; `--help=NAME` shows only this group."""
         group = self.add_named_group(name, title)
         for info in fields:
             add_field(group, info)
 
     def add_vllm_flags(self, settings: Iterable[VllmSetting]) -> None:
-        """Add vLLM's flags, hidden from the help: they have no effect, or are rejected with a reason."""
+        """Add vLLM's flags without help texts. They have no effect, or are rejected with a reason."""
         for setting in settings:
             add_vllm_flag(self, setting)
 
     def parse_flags(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the settings given on the command line, by name.
 
-        If the command line is wrong, prints one line and exits with code 2.
+        If the command line is invalid, print one line and exit with code 2.
         """
         return vars(self.parse(normalize_argv(argv)))
 
     def parse_settings(self, argv: Sequence[str], *, may_join: bool = False) -> dict[str, Any]:
         """Return the settings of the command line, merged over those of the `--config` file.
 
-        If the command line is wrong or names no model, prints one line and exits with code 2.
+        If the command line is invalid or names no model, print one line and exit with code 2.
 
         Args:
             argv: the command line's arguments.
-            may_join: accept --join instead of a model.
+            may_join: whether --join is accepted instead of a model.
 
         Raises:
-            ConfigError: the file is wrong.
+            ConfigError: the file is invalid.
         """
         given = self.parse_flags(argv)
         positional, path = given.pop("positional_model", None), given.pop("config", None)
@@ -94,13 +94,13 @@ class FlagParser(CommandParser):
 
 
 def add_field(group: argparse._ActionsContainer, info: FieldInfo, **options: Any) -> None:
-    """Add the flag of a field, with further options of `add_argument`."""
+    """Add the flag of a field, with additional options of `add_argument`."""
     flags = [spelled(name) for name in (info.name, *info.aliases)]
     group.add_argument(*flags, *info.short, dest=info.name, help=_help(info), **_argument(info), **options)
 
 
 def add_vllm_flag(group: argparse._ActionsContainer, setting: VllmSetting, **options: Any) -> None:
-    """Add a flag that only vLLM has, hidden from the help, with further options of `add_argument`."""
+    """Add a flag that only vLLM has, without a help text, with additional options of `add_argument`."""
     flags = [spelled(setting.name), *([setting.short] if setting.short else [])]
     kinds: dict[str, dict[str, Any]] = {
         "switch": {"action": argparse.BooleanOptionalAction},
@@ -114,10 +114,10 @@ def config_parser(prog: str, description: str, *, has_server: bool = True, opera
     """Return a parser for MODEL, `--config` and every field of the tree.
 
     Args:
-        prog: "octavo serve".
+        prog: the command, such as "octavo serve".
         description: the description of the command.
-        has_server: add the fields of the HTTP server.
-        operand: what the command line names without a flag. If that is not MODEL, the command adds its argument.
+        has_server: whether to add the fields of the HTTP server.
+        operand: name of the positional argument. If it is not MODEL, the command adds that argument itself.
     """
     parser = FlagParser(prog, description, operand)
     if operand == "MODEL":
@@ -135,15 +135,15 @@ def config_parser(prog: str, description: str, *, has_server: bool = True, opera
 
 
 _OF_JOINING = ("client_secret_key_file", "engine_public_key_file")
-"""Settings that need --join."""
+"""Settings that require --join."""
 
 
 def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """Split settings into the engine's and the server's configuration.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of bounds, or a setting of vLLM's is unsupported; the message
-            names it.
+        ConfigError: a value has the wrong type or is out of bounds, or a vLLM setting is not supported; the message
+        names the setting.
     """
     settings = translate_vllm_settings(settings)
     for name in _OF_JOINING:
@@ -162,7 +162,7 @@ def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
     """Return the configuration of a server that joins a running engine.
 
     Raises:
-        ConfigError: as for `configurations`, or a setting belongs to the engine or to a server with its own engine.
+        ConfigError: as in `configurations`, or a setting belongs to the engine or to a server with its own engine.
     """
     settings = translate_vllm_settings(settings)
     own = {info.name for info in server_fields()} - {"headless", "engine_address"}
@@ -177,7 +177,7 @@ def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Read settings from a YAML file; names may have dashes or underscores.
+    """Read settings from a YAML file. Names may have dashes or underscores.
 
     Raises:
         ConfigError: the file cannot be read, or has an unknown setting.
@@ -237,7 +237,7 @@ def _argument(info: FieldInfo) -> dict[str, Any]:
 
 
 class _ListAction(argparse.Action):
-    """Collects the values of all uses of a flag. A value may be a JSON list, as in vLLM."""
+    """Collects the values of all occurrences of a flag. A value may be a JSON list, as in vLLM."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -266,7 +266,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _number(text: str, kinds: Sequence[Any]) -> int | str:
-    """Parse a whole number, optionally with a unit, or one of the field's literals ("auto")."""
+    """Parse an integer, optionally with a unit, or one of the field's literals (such as "auto")."""
     if text in kinds:
         return text
     return int(text) if text.startswith("-") and text[1:].isdigit() else parse_size(text)

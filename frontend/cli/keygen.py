@@ -19,7 +19,7 @@ def parser() -> CommandParser:
 
 
 def run(argv: list[str]) -> int:
-    """Write the files and explain them; return the exit code.
+    """Write the files and print how to use them; return the exit code.
 
     Raises:
         ConfigError: a file exists, or cannot be written.

@@ -1,4 +1,4 @@
-"""`main`: finds and runs the command; turns errors into a last line and an exit code.
+"""`main`: finds and runs the command, and turns errors into a last line and an exit code.
 
 Exit codes: 0 success (also after Ctrl-C on a server that was ready), 1 failure (the last line says why),
 2 wrong command line, 128 + N ended by signal N (a server: before it was ready).
@@ -23,12 +23,13 @@ EXIT_SIGNAL = 128
 
 @dataclass(frozen=True)
 class Command:
-    """A command. Its module is imported when it runs."""
+    """A command. Its module is imported only when the command runs."""
 
     name: str
     help: str
     module: str = ""
-    """Has functions `parser() -> CommandParser` and `run(argv) -> int`; "" if it has subcommands."""
+    """Module with the functions `parser() -> CommandParser` and `run(argv) -> int`; "" if the command has
+    subcommands."""
     commands: "tuple[Command, ...]" = ()
 
 
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     Args:
-        arguments: without the program name; None: `sys.argv`.
+        arguments: the arguments without the program name; None: `sys.argv`.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv and argv[0] in ("-V", "--version"):
@@ -106,7 +107,7 @@ def _unknown(prog: str, commands: Sequence[Command], word: str) -> int:
 
 
 def usage(prog: str = "octavo", commands: Sequence[Command] = COMMANDS) -> str:
-    """Return the help text of `octavo`, or of a command with subcommands."""
+    """Return the help text of `octavo` or of a command with subcommands."""
     width = max(len(command.name) for command in commands)
     rows = [f"  {command.name:<{width}}  {command.help}" for command in commands]
     return "\n".join(
@@ -140,6 +141,6 @@ def _guarded(run: Callable[[list[str]], int], argv: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_SIGNAL + signal.SIGINT
     except BrokenPipeError:
-        # The reader of our output (`| head`) has exited. Python would raise again when it flushes.
+        # The reader of our output (such as `| head`) has exited. Python would raise again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_SIGNAL + signal.SIGPIPE

@@ -1,4 +1,4 @@
-"""`CommandParser`: the base of every command's parser: exact flags, one-line errors, searchable help."""
+"""`CommandParser`: base class of all parsers: no abbreviated flags, one-line errors, searchable help."""
 
 import argparse
 import difflib
@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 EXIT_USAGE = 2
 
 GROUPS_WORD = "groups"
-"""`--help=groups` lists the groups of flags."""
+"""Word in `--help=groups`, which lists the groups of flags."""
 
 _ALIASES = {"listgroup": GROUPS_WORD}
-"""vLLM's names."""
+"""vLLM's names for these words."""
 
 _ALL = "all"
 
@@ -21,11 +21,11 @@ class CommandParser(argparse.ArgumentParser):
     """An `ArgumentParser` that does not abbreviate flags, but suggests the closest one.
 
     Args:
-        prog: "octavo chat".
-        description: one sentence or more.
-        usage: what follows `prog` in the usage line.
-        epilog: printed verbatim after the flags.
-        defaults: False: flags that are not given are absent from the result.
+        prog: the command, such as "octavo chat".
+        description: one or several sentences.
+        usage: text that follows `prog` in the usage line.
+        epilog: text printed verbatim after the flags.
+        defaults: whether flags have defaults. If False, the result omits flags that are not on the command line.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
         )
         self.named_groups: dict[str, argparse._ArgumentGroup] = {}
-        """Groups by their short names, for `--help=NAME`."""
+        """Groups of flags by their short names, for `--help=NAME`."""
         self.add_argument(
             "-h",
             "--help",
@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def add_named_group(self, name: str, title: str) -> argparse._ArgumentGroup:
-        """Add a group of flags; `--help=NAME` shows it alone."""
+        """Add a group of flags; `--help=NAME` shows only this group."""
         group = self.add_argument_group(f"{title} ({name})")
         self.named_groups[name] = group
         return group
@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the parsed arguments.
 
-        If the command line is wrong, prints one line and exits with code 2.
+        If the command line is invalid, print one line and exit with code 2.
         """
         settings, unknown = self.parse_known_args(argv)
         if unknown:
@@ -71,14 +71,14 @@ class CommandParser(argparse.ArgumentParser):
         return settings
 
     def error(self, message: str) -> NoReturn:
-        """Print one line, not the whole usage, and exit with code 2."""
+        """Print one line instead of the whole usage, and exit with code 2."""
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
     def format_help_on(self, word: str) -> str:
-        """Return the help on one group, or on the flags whose name or description contains a word.
+        """Return the help for one group, or for the flags whose name or description contains a word.
 
-        If there is none, prints one line and exits with code 2.
+        If nothing matches, print one line and exit with code 2.
         """
         word = _ALIASES.get(word, word)
         if word == _ALL:
@@ -116,7 +116,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ": did you mean ...?" with the closest known word, "" if none is close."""
+    """Return ": did you mean ...?" with the closest known word; "" if no word is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {close[0]}?" if close else ""
 
@@ -140,7 +140,7 @@ class _HelpAction(argparse.Action):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Wider columns; an epilog keeps its lines."""
+    """A formatter with wider columns that preserves the lines of an epilog."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=110)

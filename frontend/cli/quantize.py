@@ -1,4 +1,4 @@
-"""`octavo quantize`: writes a checkpoint with fewer bits, and says what it lost.
+"""`octavo quantize`: writes a checkpoint with fewer bits, and reports the loss of quality.
 
 The frontend must not import torch, so a child process does the work: `python -m octavo.worker_proc.quantization`.
 """
@@ -37,7 +37,7 @@ _FORMATS_OF: dict[str, tuple[Format, ...]] = {
     "desc_act": ("gptq",),
     "gguf_type": ("gguf",),
 }
-"""Which formats have a flag that not every format has."""
+"""The formats for which a flag is valid; other flags are valid for all formats."""
 
 _DESCRIPTION = """\
 Write a copy of MODEL, a checkpoint in Hugging Face layout, with fewer bits for the weights of its linear layers.
@@ -85,8 +85,8 @@ def run(argv: list[str]) -> int:
     """Quantize a checkpoint; return the exit code.
 
     Raises:
-        CommandError: the model cannot be quantized in this way.
-        ConfigError: there is no such model.
+        CommandError: the model cannot be quantized with these options.
+        ConfigError: the model does not exist.
         StartupError: one of the models cannot be evaluated; the checkpoint is kept.
     """
     options = parser().parse(argv)
@@ -107,10 +107,10 @@ def run(argv: list[str]) -> int:
 
 
 def do(job: QuantizationJob) -> Finished:
-    """Run the child and show its progress on a terminal.
+    """Run the child process, and show its progress on a terminal.
 
     Raises:
-        CommandError: it could not do the job; says why.
+        CommandError: the job failed; the message has the reason.
     """
     command = [sys.executable, "-P", "-m", "octavo.worker_proc.quantization"]
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
@@ -133,7 +133,7 @@ def do(job: QuantizationJob) -> Finished:
 
 
 def reading_of(model: str, text: str) -> Reading:
-    """Start an engine for a model, and let it read the text.
+    """Start an engine for a model, and evaluate the text with it.
 
     Raises:
         StartupError: the engine cannot start.
@@ -145,7 +145,7 @@ def reading_of(model: str, text: str) -> Reading:
 
 
 def compared(original: Reading, quantized: Reading) -> str:
-    """Return two lines: the perplexities, and how often the models agree."""
+    """Return two lines: the perplexities, and how often both models predict the same token."""
     change = quantized.perplexity / original.perplexity - 1
     return (
         f"perplexity {original.perplexity:.3f} -> {quantized.perplexity:.3f} ({change:+.2%}), "

@@ -10,7 +10,7 @@ PROMPT = "> "
 CONTINUED = ". "
 
 QUICK_STDIN = "-"
-"""Stands for all of standard input."""
+"""Argument that stands for all of standard input."""
 
 
 def is_interactive() -> bool:
@@ -19,9 +19,9 @@ def is_interactive() -> bool:
 
 
 def typed_lines() -> Iterator[str]:
-    """Yield typed lines, except blank ones, until Ctrl-D.
+    """Yield typed lines until Ctrl-D, without blank lines.
 
-    A backslash at the end of a line continues it on the next. Ctrl-C empties the line.
+    A backslash at the end of a line continues it on the next line. Ctrl-C clears the line.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() a history and the arrow keys)
@@ -46,7 +46,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def answer_typed(answer: Callable[[str], object]) -> None:
-    """Handle typed lines until Ctrl-D. A request that fails is reported and does not end the loop."""
+    """Handle typed lines until Ctrl-D. A failed request is reported and does not end the loop."""
     for line in typed_lines():
         try:
             answer(line)
@@ -55,7 +55,7 @@ def answer_typed(answer: Callable[[str], object]) -> None:
 
 
 def piped_lines() -> Iterator[str]:
-    """Yield the lines of standard input, except blank ones.
+    """Yield the lines of standard input, without blank lines.
 
     Raises:
         CommandError: a line is not UTF-8.
@@ -66,7 +66,7 @@ def piped_lines() -> Iterator[str]:
 
 
 def quick_text(text: str) -> str:
-    """Return the text given on the command line, or all of standard input for "-".
+    """Return the text of the command line, or all of standard input for "-".
 
     Raises:
         CommandError: standard input is not UTF-8.
@@ -78,7 +78,7 @@ def _text(data: bytes) -> str:
     """Decode bytes as UTF-8, regardless of the locale.
 
     Raises:
-        CommandError: they are not UTF-8.
+        CommandError: the bytes are not UTF-8.
     """
     try:
         return data.decode()

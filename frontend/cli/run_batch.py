@@ -1,4 +1,4 @@
-"""`octavo run-batch`: runs a file of requests on its own engine and writes the results to another file.
+"""`octavo run-batch`: runs a file of requests on a new engine, and writes the results to another file.
 
 Requests go through the server's routes. Running the same command again resumes an incomplete batch.
 """
@@ -21,10 +21,10 @@ from octavo.protocol.env import set_default
 from octavo.protocol.errors import EngineDeadError
 
 STANDARD = "-"
-"""Stands for standard input or output."""
+"""Argument that stands for standard input or output."""
 
 IN_FLIGHT_PER_SLOT = 2
-"""Requests in flight per sequence of a full batch, so that one is waiting whenever another ends."""
+"""Number of in-flight requests per sequence of a full batch, so that one is waiting whenever another ends."""
 
 _DESCRIPTION = """\
 Run the requests of a file in the format of OpenAI's batches: one JSON object per line with custom_id, method, url and
@@ -62,7 +62,7 @@ def parser() -> FlagParser:
 
 
 def run(argv: list[str]) -> int:
-    """Run every line without a result; return the exit code.
+    """Run every line that has no result; return the exit code.
 
     Raises:
         CommandError: a file cannot be read or written, or a flag does not apply.
@@ -79,7 +79,7 @@ def run(argv: list[str]) -> int:
     starts_over, has_receipts = settings.pop("overwrite", False), settings.pop("return_receipts", False)
     start_log(str(settings.get("log_level") or "WARNING"), settings.get("log_config_file"))
     engine, server = configurations(settings)
-    # Results for a URL are collected in a file first. Its name is derived from the URL, so a repeated command finds it.
+    # Results for a URL are first collected in a file. Its name is derived from the URL, so a repeated command finds it.
     path = Path(local_name(paths[1]) if is_url(paths[1]) else paths[1])
     with (
         _open_input(paths[0]) as source,
@@ -103,7 +103,7 @@ class Batch:
         source: the requests, positioned at the start.
         sink: receives the results.
         num_lines: number of requests.
-        has_receipts: results have receipts.
+        has_receipts: whether results have receipts.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Batch:
 
     @property
     def num_left(self) -> int:
-        """Lines without a result."""
+        """Number of lines without a result."""
         return self._num_lines - self._num_before - self._num_written
 
     def render(self) -> str:
@@ -128,13 +128,13 @@ class Batch:
         return f"{self._num_lines} lines done{before}, {self._num_failed} with an error"
 
     def run(self, engine: EngineConfig, server: ServerConfig, max_in_flight: int | None) -> None:
-        """Run the lines without a result.
+        """Run the lines that have no result.
 
         Raises:
             StartupError: the engine cannot start.
             EngineDeadError: the engine died.
         """
-        # Imported late: `--help` and completion do not need it.
+        # Imported late because `--help` and completion do not need it.
         import asyncio
 
         import uvloop
@@ -172,7 +172,7 @@ class Batch:
 
 
 def _open_input(path: str) -> BinaryIO:
-    """Open the requests. Standard input and URLs are read to the end because the lines are read twice."""
+    """Open the requests. Standard input and URLs are read to the end, because the lines are read twice."""
     if is_url(path):
         return fetch(path)
     if path == STANDARD:

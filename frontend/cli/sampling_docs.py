@@ -1,4 +1,4 @@
-"""`render_sampling_docs`: the table of sampling parameters as the page `docs/sampling-parameters.md`."""
+"""`render_sampling_docs`: renders the sampling parameters as the page `docs/sampling-parameters.md`."""
 
 from octavo.protocol.sampling_parameter import Parameter, Stage
 from octavo.protocol.sampling_table import ROWS

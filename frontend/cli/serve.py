@@ -24,7 +24,7 @@ def run(argv: list[str]) -> int:
     """Serve until a signal arrives; return the exit code.
 
     Raises:
-        StartupError: the root cause.
+        StartupError: the server or an engine cannot start; holds the root cause.
         EngineDeadError: the engine died while serving.
     """
     try:
@@ -36,12 +36,12 @@ def run(argv: list[str]) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM arrived before the server handles it. Like `KeyboardInterrupt`, it is not an `Exception`."""
+    """SIGTERM arrived before the server could handle it. Like `KeyboardInterrupt`, it is not an `Exception`."""
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception while no event loop handles it.
+    """Raise an exception on SIGTERM while no event loop handles the signal.
 
     Raises:
         _Terminated: SIGTERM arrived.
@@ -59,7 +59,7 @@ def _terminable() -> Iterator[None]:
 
 def _run(argv: list[str]) -> int:
     settings = read_settings(argv)
-    # Before settings are resolved: some log warnings.
+    # Before settings are resolved, because some log warnings.
     env = Env.read()
     start_log(str(settings.get("log_level") or env.log_level), settings.get("log_config_file") or env.log_config_file)
     if settings.get("join"):
@@ -72,7 +72,7 @@ def _run(argv: list[str]) -> int:
         return _host(engine, server, lambda: engine_now(argv))
     if engine.parallel.data_parallel_backend == "ray":
         return _serve_ray(engine, server)
-    # First, so that a port in use fails before anything is loaded.
+    # First, so that a port in use is reported before anything is loaded.
     listener = listen(server)
     try:
         return _serve(engine, server, listener, lambda: engine_now(argv))
@@ -81,14 +81,14 @@ def _run(argv: list[str]) -> int:
 
 
 def engine_now(argv: list[str]) -> EngineConfig:
-    """Return the engine's configuration, with the `--config` file read again.
+    """Return the engine's configuration, after reading the `--config` file again.
 
     Raises:
         ConfigError: the file has become invalid.
     """
     try:
         return configurations(read_settings(argv))[0]
-    except SystemExit:  # the command line has not changed, so the file no longer names a model
+    except SystemExit:  # the command line is unchanged, so the file no longer names a model
         raise ConfigError(
             "the configuration no longer names a model", phase="configuration", hint="check the --config file"
         ) from None
@@ -106,7 +106,7 @@ def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, rerea
 
 
 def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], EngineConfig]) -> int:
-    """Run an engine without a server."""
+    """Run an engine without an HTTP server."""
     if server.api_server_count > 1:
         raise ConfigError(
             "an engine without HTTP has no HTTP processes",
@@ -131,7 +131,7 @@ def _serve_ray(config: EngineConfig, server: ServerConfig) -> int:
 
 
 def _run_node(config: EngineConfig) -> int:
-    """Run the workers of a further machine (`--node-rank`)."""
+    """Run the workers of an additional machine (`--node-rank`)."""
     resolved = read_config(config)
     from octavo.frontend.node import run_node
 
@@ -162,7 +162,7 @@ def _spawned(config: EngineConfig, server: ServerConfig, timeline: Timeline) -> 
 
 
 def _until_interrupted(run: Callable[[], None]) -> int:
-    """Run a server until a signal; return the exit code."""
+    """Run a server until a signal arrives; return the exit code."""
     from octavo.frontend.hosting import Interrupted
 
     try:
@@ -179,9 +179,9 @@ def parser() -> FlagParser:
 
 
 def read_settings(argv: list[str]) -> dict[str, Any]:
-    """Return the settings of the command line, merged over the file's.
+    """Return the settings of the command line, merged over those of the file.
 
     Raises:
-        ConfigError: the file is wrong.
+        ConfigError: the file is invalid.
     """
     return parser().parse_settings(argv, may_join=True)

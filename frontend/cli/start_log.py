@@ -1,4 +1,4 @@
-"""`start_log`: the log of a command that runs an engine."""
+"""`start_log`: sets up the log of a command that runs an engine."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from octavo.protocol.log import configure_logging
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 _NEAREST = {"TRACE": "DEBUG", "CRITICAL": "ERROR"}
-"""uvicorn's additional levels."""
+"""uvicorn's additional levels, and the nearest levels of octavo."""
 
 
 def start_log(level: str, config_file: str | None = None) -> None:
-    """Configure logging of this process and the engine's: to standard error, or as a file says.
+    """Configure logging of this process and of the engine's processes: to standard error, or as a file describes.
 
     Args:
-        level: any of uvicorn's names.
+        level: a level name of uvicorn.
         config_file: JSON for `logging.config.dictConfig`, read once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What `octavo chat` and `octavo complete` share: flags, and printing a streamed answer."""
+"""Shared by `octavo chat` and `octavo complete`: flags, and printing a streamed answer."""
 
 import argparse
 import json
@@ -20,12 +20,12 @@ Events: TypeAlias = Generator[dict[str, Any], None, None]
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 _CONTROL = {code: "\ufffd" for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t"}
-"""Replaced in the model's text, which must not move the cursor or set the window title."""
+"""Replaces control characters in the model's text, which must not move the cursor or set the window title."""
 
 
 @dataclass
 class Answer:
-    """One streamed answer; times on the monotonic clock."""
+    """One streamed answer. Times are on the monotonic clock."""
 
     started: float = field(default_factory=time.monotonic)
     first: float | None = None
@@ -33,9 +33,9 @@ class Answer:
     finished: float = 0.0
     text: str = ""
     num_tokens: int | None = None
-    """From the server's usage; None if it sent none."""
+    """Number of tokens by the server's usage; `None` if it sent none."""
     is_interrupted: bool = False
-    """Stopped with Ctrl-C."""
+    """Whether it was stopped with Ctrl-C."""
 
     def render_stats(self) -> str:
         """Return the speed as one line."""
@@ -61,9 +61,9 @@ def client_parser(prog: str, description: str, epilog: str, *, quick: tuple[str,
     """Return a parser with the flags that terminal clients share.
 
     Args:
-        prog: "octavo chat".
+        prog: the command, such as "octavo chat".
         description: the description of the command.
-        epilog: printed after the flags.
+        epilog: text printed after the flags.
         quick: metavar and help of `--quick`.
     """
     parser = CommandParser(prog, description, epilog=epilog)
@@ -76,7 +76,7 @@ def client_parser(prog: str, description: str, epilog: str, *, quick: tuple[str,
 
 
 def add_connection_flags(parser: CommandParser) -> None:
-    """Add the flags of the server."""
+    """Add the flags that select the server."""
     group = parser.add_named_group("server", "The server")
     group.add_argument(
         "--url",
@@ -90,7 +90,7 @@ def add_connection_flags(parser: CommandParser) -> None:
 
 
 def add_sampling_flags(parser: CommandParser) -> None:
-    """Add sampling flags; the server decides what is not given."""
+    """Add sampling flags. The server decides about flags that are not on the command line."""
     group = parser.add_named_group("sampling", "Sampling; the server decides what is not given")
     group.add_argument("--max-tokens", type=int, metavar="N", help="limit on the answer, in tokens")
     group.add_argument("--temperature", type=float, metavar="X", help="0: always the most likely token")
@@ -112,7 +112,7 @@ def api_key(options: argparse.Namespace) -> str | None:
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the request fields given by the flags."""
+    """Return the request fields that the flags set."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return {**given, "stream_options": {"include_usage": True}, **options.extra_body}
@@ -124,9 +124,9 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
     On a terminal, reasoning is dim and control characters are replaced. In a pipe, reasoning is omitted.
 
     Args:
-        events: the stream; closed here.
-        pieces: returns the text in an event.
-        has_stats: print the speed on standard error.
+        events: the stream, which is closed here.
+        pieces: returns the pieces of text in an event.
+        has_stats: whether to print the speed on standard error.
 
     Raises:
         CommandError: the server responds with an error, or the stream fails.
@@ -141,12 +141,12 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
                 for piece in pieces(event):
                     answer.first = answer.first or time.monotonic()
                     if not piece.is_reasoning:
-                        answer.text += piece.text  # record before printing: Ctrl-C arrives after the text was seen
+                        answer.text += piece.text  # recorded before printing: Ctrl-C arrives after the text was seen
                     screen.write(piece)
     except KeyboardInterrupt:
         answer.is_interrupted = True
     except CommandError:
-        if answer.first is not None:  # no newline after empty output
+        if answer.first is not None:  # no newline after an empty output
             screen.end()
         raise
     screen.end()
@@ -160,7 +160,7 @@ class _Screen:
     """Writes an answer to standard output."""
 
     def __init__(self) -> None:
-        if isinstance(sys.stdout, TextIOWrapper):  # the locale may be unable to encode an answer
+        if isinstance(sys.stdout, TextIOWrapper):  # the locale may be unable to encode the answer
             sys.stdout.reconfigure(errors="replace")
         self._is_terminal = sys.stdout.isatty()
         self._is_dim = False

@@ -1,7 +1,7 @@
-"""`octavo verify`: computes saved answers again and compares tokens and logprobs, bit for bit.
+"""`octavo verify`: recomputes saved answers, and compares tokens and logprobs bit for bit.
 
-Exit codes: 0 all are equal, 1 at least one is different, 2 at least one cannot be compared and none is different, or
-the command failed.
+Exit codes: 0 if all are equal; 1 if at least one differs; 2 if none differs and at least one cannot be compared, or the
+command failed.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
     settings = parser().parse_settings(argv)
     try:
         return _run(Path(settings.pop("file")), settings)
-    except OctavoError as error:  # 1 would mean that an answer is different
+    except OctavoError as error:  # exit code 1 would mean that an answer differs
         return fail(getattr(error, "message", str(error)), getattr(error, "hint", ""), Outcome.INCOMPARABLE)
 
 
@@ -77,10 +77,10 @@ def _run(path: Path, settings: dict[str, Any]) -> int:
 
 
 class Verification:
-    """Answers of a file, and what came of the comparison with an engine.
+    """The answers of a file, and the results of the comparison with an engine.
 
     Args:
-        path: the path of the file or directory.
+        path: path of the file or directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,9 +88,9 @@ class Verification:
         self._counts = dict.fromkeys(Outcome, 0)
         self._num_tokens = 0
         self._waiting: deque[_Comparison] = deque()
-        """In the order of the file, from the first that is not printed."""
+        """Comparisons in the order of the file, from the first that is not printed yet."""
         self._by_number: dict[int, tuple[_Comparison, int]] = {}
-        """Requests in flight: for which prompt of which answer each is."""
+        """In-flight requests by number: the comparison that each belongs to, and the index of its prompt."""
 
     @property
     def exit_code(self) -> int:
@@ -108,9 +108,9 @@ class Verification:
         """Start an engine and compare all answers.
 
         Raises:
-            OctavoError: the engine cannot start, or died.
+            OctavoError: the engine cannot start, or has died.
         """
-        # Imported late: `--help` and completion do not need it.
+        # Imported late because `--help` and completion do not need it.
         import asyncio
 
         import uvloop
@@ -126,11 +126,11 @@ class Verification:
             await self.verify(client, app)
 
     async def verify(self, client: "AsyncClient", app: "ASGIApp") -> None:
-        """Compare all answers with those of a running engine.
+        """Compare all answers with those that a running engine computes.
 
         Args:
             client: the client of the engine.
-            app: its routes.
+            app: the server's routes.
 
         Raises:
             EngineDeadError: the engine died.
@@ -141,7 +141,7 @@ class Verification:
         await answer_lines(app, client, one_by_one(self._requests(client)), self._add, limit)
 
     def _requests(self, client: "AsyncClient") -> Iterator[BatchRequest]:
-        """Yield a request for each prompt of each answer that this engine can compute."""
+        """Yield a request for each prompt of each answer that this engine can recompute."""
         number = 0
         for answer in read_answers(self._path):
             comparison = _Comparison(answer.name)
@@ -172,13 +172,13 @@ class Verification:
             outcome = verdict.outcome.name.lower()
             self._counts[verdict.outcome] += 1
             self._num_tokens += comparison.num_tokens if verdict.outcome is Outcome.EQUAL else 0
-            # An answer that is different says so in its text, with the place.
+            # The text of an answer that differs already names the place.
             text = verdict.text if verdict.outcome is Outcome.DIFFERENT else f"{outcome}: {verdict.text}"
             print(f"{comparison.name}: {text}", flush=True)
 
 
 class _Comparison:
-    """One answer, while its prompts are computed."""
+    """One answer, while its prompts are being computed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -202,7 +202,7 @@ class _Comparison:
         recorded, bodies = self._answer.receipt, []
         for result in results:
             if result.error is not None:
-                message = result.error.message.partition(": ")[2]  # without the number of the line
+                message = result.error.message.partition(": ")[2]  # without the line number
                 return Verdict(Outcome.INCOMPARABLE, f"this engine does not answer the request: {message}")
             assert result.response is not None
             bodies.append(msgspec.json.decode(bytes(result.response.body)))
@@ -218,7 +218,7 @@ class _Comparison:
 
 
 def _obstacle(answer: SavedAnswer, client: "AsyncClient") -> Verdict | None:
-    """Return why an engine cannot compute the bits of an answer; None: it should."""
+    """Return the verdict if the engine cannot reproduce the bits of an answer; `None` if it should be able to."""
     if answer.adapter and _adapter_name(answer, client) is None:
         name, digest = answer.request.get("model"), answer.adapter[:16]
         text = (
@@ -236,6 +236,6 @@ def _obstacle(answer: SavedAnswer, client: "AsyncClient") -> Verdict | None:
 
 
 def _adapter_name(answer: SavedAnswer, client: "AsyncClient") -> str | None:
-    """Return the name here of the adapter that an answer used; None: it used none, or it is not loaded."""
+    """Return this engine's name for the adapter of an answer; `None` if it used none, or the adapter is not loaded."""
     named = client.adapters.named.items()
     return next((name for name, one in named if answer.adapter and one.adapter.digest == answer.adapter), None)

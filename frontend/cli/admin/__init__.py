@@ -1,1 +1,1 @@
-"""`octavo admin`: commands of operators for a running server, one file each."""
+"""`octavo admin`: operators' commands for a running server, one file per command."""

@@ -19,11 +19,11 @@ def parser() -> CommandParser:
 
 
 def run(argv: list[str]) -> int:
-    """Abort the requests and print how many there were; return the exit code.
+    """Abort the requests and print their number; return the exit code.
 
     Raises:
-        CommandError: none of them is live.
-        OctavoError: an engine does not answer.
+        CommandError: none of the requests is live.
+        OctavoError: an engine does not respond.
     """
     command = parser()
     options = command.parse(argv)

@@ -9,7 +9,7 @@ from octavo.protocol.env import Env
 
 
 def add_server_flags(parser: CommandParser) -> None:
-    """Add the flags that say which server is meant."""
+    """Add the flags that select the server."""
     group = parser.add_named_group("server", "The server")
     group.add_argument(
         "--url", default=DEFAULT_URL, help=f"http://HOST:PORT or unix:PATH of the server; default: {DEFAULT_URL}"
@@ -21,10 +21,10 @@ def add_server_flags(parser: CommandParser) -> None:
 
 
 def admin_api(options: argparse.Namespace) -> Api:
-    """Return a client of the server.
+    """Return an HTTP client for the server.
 
     Raises:
-        CommandError: there is no key.
+        CommandError: no admin key was given.
     """
     key = options.admin_api_key or Env.read().admin_api_key
     if not key:

@@ -1,4 +1,4 @@
-"""`octavo admin drain`: an engine takes no new requests, and finishes those it has."""
+"""`octavo admin drain`: an engine accepts no new requests, and finishes those it has."""
 
 import time
 
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
 
     Raises:
         CommandError: requests are left after the timeout.
-        OctavoError: an engine does not answer.
+        OctavoError: an engine does not respond.
     """
     command = parser()
     options = command.parse(argv)

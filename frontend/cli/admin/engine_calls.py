@@ -1,4 +1,4 @@
-"""Utility calls of a command to an engine, over a connection of its own."""
+"""Utility calls of a command to an engine, over a separate connection."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from octavo.protocol.events import UtilityResult
 from octavo.protocol.requests import Utility
 
 TIMEOUT_S = 10.0
-"""For the connection, and for each call."""
+"""Timeout in seconds of the connection, and of each call."""
 
 
 def call_engine(address: str, keys: ClientKeys | None, utilities: Sequence[Utility]) -> list[UtilityResult]:
-    """Make calls, one after the other, and return their results.
+    """Make calls one after another, and return their results.
 
     Raises:
-        OctavoError: the engine does not answer, or a call failed.
+        OctavoError: the engine does not respond, or a call failed.
     """
     return asyncio.run(_call(address, keys, utilities))
 

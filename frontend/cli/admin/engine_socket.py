@@ -1,4 +1,4 @@
-"""The engines of an `octavo admin` command that calls them over their sockets: flags, discovery and calls."""
+"""The engines that an `octavo admin` command calls over their sockets: flags, discovery and calls."""
 
 import argparse
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from octavo.protocol.requests import Utility
 
 
 def add_engine_flags(parser: CommandParser) -> None:
-    """Add the flags that say which engines are meant."""
+    """Add the flags that select the engines."""
     group = parser.add_named_group("engine", "The engine")
     group.add_argument(
         "--address",
@@ -29,18 +29,18 @@ def add_engine_flags(parser: CommandParser) -> None:
 def call_engines(
     options: argparse.Namespace, *utilities: Utility, takes_all: bool = False
 ) -> dict[str, list[UtilityResult]]:
-    """Make calls to each engine, one after the other; return the results by address.
+    """Make calls to each engine, one after another; return the results by address.
 
     Args:
-        options: with the flags of `add_engine_flags`.
+        options: options of the flags from `add_engine_flags`.
         utilities: the calls.
-        takes_all: without `--address` all engines of this user are meant; else there must be only one.
+        takes_all: whether all engines of this user are called without `--address`; otherwise there must be exactly one.
 
     Raises:
-        CommandError: no engine is found, or several of which one must be chosen.
-        OctavoError: an engine does not answer, or a call failed.
+        CommandError: no engine was found, or there are several and the user must choose one.
+        OctavoError: an engine does not respond, or a call failed.
     """
-    # Not at the top: --help needs no event loop.
+    # Imported here because --help needs no event loop.
     from octavo.frontend.cli.admin.engine_calls import call_engine
 
     keys = read_client_keys(options.client_secret_key_file, options.engine_public_key_file)
@@ -58,7 +58,7 @@ def print_by_engine(results: dict[str, list[UtilityResult]], render: Callable[[l
 def _own_addresses(*, takes_all: bool) -> list[str]:
     """Return the addresses of the engines of this user."""
     directory = Env.read().runtime_dir
-    # An engine that was replaced leaves links to its heir.
+    # A replaced engine leaves links to its replacement.
     sockets = {path.resolve(): path for path in sorted(directory.glob("octavo-*/core")) if _is_reachable(path)}
     addresses = [f"ipc://{path}" for path in sockets.values()]
     if not addresses:
@@ -76,5 +76,5 @@ def _own_addresses(*, takes_all: bool) -> list[str]:
 def _is_reachable(path: Path) -> bool:
     try:
         return path.is_socket()
-    except OSError:  # the directory of another user
+    except OSError:  # a directory of another user
         return False

@@ -1,4 +1,4 @@
-"""`octavo admin engines ACTION`: shows and changes the engines of a running server."""
+"""`octavo admin engines ACTION`: lists and changes the engines of a running server."""
 
 import argparse
 from typing import Any
@@ -46,7 +46,7 @@ def parser() -> CommandParser:
 
 
 def run(argv: list[str]) -> int:
-    """Carry out an action and print the engines; return the exit code.
+    """Execute an action and print the engines; return the exit code.
 
     Raises:
         CommandError: the server does not respond, or responds with an error.
@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
 
 
 def _checked(parser: CommandParser, argv: list[str]) -> argparse.Namespace:
-    """Return the arguments; prints one line and exits with code 2 if they do not fit together."""
+    """Return the arguments. If they contradict each other, print one line and exit with code 2."""
     options = parser.parse(argv)
     action = options.action
     if (options.index is None) == (action in _WITH_INDEX):
@@ -80,7 +80,7 @@ def _body(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _table(engines: list[dict[str, Any]]) -> str:
-    """Return the engines as lines of columns."""
+    """Return the engines as a table."""
     rows = [["ENGINE", "STATE", "RUNNING", "WAITING", "WEIGHTS", "MODEL", "ADDRESS"]]
     for engine in engines:
         state = engine["state"] + (f" ({engine['reason']})" if engine["reason"] else "")

@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     """Print the requests; return the exit code.
 
     Raises:
-        OctavoError: an engine does not answer.
+        OctavoError: an engine does not respond.
     """
     options = parser().parse(argv)
     print_by_engine(call_engines(options, ListRequests(options.limit), takes_all=True), _render)

@@ -1,4 +1,4 @@
-"""`octavo admin log-level LEVEL`: changes what the core of an engine logs."""
+"""`octavo admin log-level LEVEL`: changes the log level of an engine's core."""
 
 from octavo.frontend.cli.admin.engine_socket import add_engine_flags, call_engines
 from octavo.frontend.cli.parser import CommandParser
@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
     """Change the level; return the exit code.
 
     Raises:
-        OctavoError: an engine does not answer.
+        OctavoError: an engine does not respond.
     """
     options = parser().parse(argv)
     call_engines(options, SetLogLevel(options.level))

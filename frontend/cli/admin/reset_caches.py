@@ -1,4 +1,4 @@
-"""`octavo admin reset-caches`: an engine forgets its prefix cache."""
+"""`octavo admin reset-caches`: clears an engine's prefix cache."""
 
 from octavo.frontend.cli.admin.engine_socket import add_engine_flags, call_engines
 from octavo.frontend.cli.errors import CommandError
@@ -17,11 +17,11 @@ def parser() -> CommandParser:
 
 
 def run(argv: list[str]) -> int:
-    """Reset the cache; return the exit code.
+    """Clear the cache; return the exit code.
 
     Raises:
-        CommandError: requests use the cache.
-        OctavoError: an engine does not answer.
+        CommandError: the cache is in use.
+        OctavoError: an engine does not respond.
     """
     for address, (result,) in call_engines(parser().parse(argv), ResetPrefixCache()).items():
         if result != BoolResult(True):

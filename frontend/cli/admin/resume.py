@@ -1,4 +1,4 @@
-"""`octavo admin resume`: an engine that drains takes requests again."""
+"""`octavo admin resume`: a draining engine accepts requests again."""
 
 from octavo.frontend.cli.admin.engine_socket import add_engine_flags, call_engines
 from octavo.frontend.cli.parser import CommandParser
@@ -16,7 +16,7 @@ def run(argv: list[str]) -> int:
     """End the drain; return the exit code.
 
     Raises:
-        OctavoError: an engine does not answer.
+        OctavoError: an engine does not respond.
     """
     call_engines(parser().parse(argv), DrainEngine(is_draining=False))
     print("accepting requests")

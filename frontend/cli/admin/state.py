@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     """Print the state; return the exit code.
 
     Raises:
-        OctavoError: an engine does not answer.
+        OctavoError: an engine does not respond.
     """
     options = parser().parse(argv)
     results = call_engines(options, GetStats(), GetWeights(), ListRequests(0), takes_all=True)

@@ -1,4 +1,4 @@
-"""Rows of text as columns."""
+"""Formats rows of text as a table."""
 
 from collections.abc import Sequence
 

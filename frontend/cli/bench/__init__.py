@@ -1,1 +1,1 @@
-"""`octavo bench`: a server under load, an engine's throughput and latency, and how long it takes to start."""
+"""`octavo bench`: benchmarks of a server under load, of an engine's throughput and latency, and of startup time."""

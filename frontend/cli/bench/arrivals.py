@@ -1,4 +1,4 @@
-"""Arrival times of a benchmark's requests: at a constant or a changing rate.
+"""Arrival times of a benchmark's requests, at a constant or changing rate.
 
 The flags are those of `vllm bench serve`.
 """
@@ -15,7 +15,7 @@ RAMPS = ("linear", "exponential")
 
 
 def add_arrival_flags(parser: CommandParser) -> None:
-    """Add the flags of the traffic."""
+    """Add the flags that describe the traffic."""
     group = parser.add_named_group("traffic", "The traffic")
     group.add_argument(
         "--request-rate", type=float, default=math.inf, metavar="X", help="requests per second; default: all at once"
@@ -36,23 +36,23 @@ def add_arrival_flags(parser: CommandParser) -> None:
 
 
 def arrivals_of(options: argparse.Namespace, count: int) -> list[float]:
-    """Return arrival times by the flags, in seconds after the first. The seed determines them.
+    """Return arrival times in seconds after the first request, as the flags describe. The seed determines them.
 
     Raises:
-        CommandError: the flags contradict one another, or a number is not positive.
+        CommandError: the flags contradict each other, or a number is not positive.
     """
     return arrivals(count, _rate_of(options), options.burstiness, random.Random(options.seed))
 
 
 def arrivals(count: int, rate: Callable[[float], float], burstiness: float, rng: random.Random) -> list[float]:
-    """Return arrival times in seconds after the first.
+    """Return arrival times in seconds after the first request.
 
     The gaps have a gamma distribution with shape `burstiness` and mean 1 / rate.
 
     Args:
-        count: of requests.
+        count: number of requests.
         rate: requests per second as a function of the fraction of requests (0 to 1) that have arrived.
-        burstiness: above 0.
+        burstiness: shape of the distribution, above 0; 1 is a Poisson process.
         rng: draws the gaps.
 
     Raises:

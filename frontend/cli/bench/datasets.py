@@ -1,4 +1,4 @@
-"""Workloads: the prompts of a benchmark and the lengths of the answers.
+"""Workloads: the prompts of a benchmark, and the lengths of its outputs.
 
 The flags are those of `vllm bench`.
 """
@@ -16,7 +16,7 @@ from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
 
 LETTERS_PER_TOKEN = 3
-"""Characters per token of random text, roughly."""
+"""Approximate number of characters per token of random text."""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
@@ -26,7 +26,7 @@ SHAREGPT_MAX_TOKENS = 2048
 
 
 class Tokenizer(Protocol):
-    """Counts and cuts text: the model's tokenizer, local or on a server."""
+    """Counts tokens and truncates text: the model's tokenizer, local or on a server."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
@@ -44,7 +44,7 @@ class SampleRequest:
 
 
 def add_dataset_flags(parser: CommandParser) -> None:
-    """Add the flags of the workload."""
+    """Add the flags that describe the workload."""
     group = parser.add_named_group("dataset", "The workload")
     group.add_argument(
         "--dataset-name", choices=list(_DATASETS), default="random", help="source of the prompts; default: random"
@@ -85,10 +85,10 @@ def add_dataset_flags(parser: CommandParser) -> None:
 
 
 def draw_samples(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -> list[SampleRequest]:
-    """Return the workload given by the flags. The seed determines it.
+    """Return the workload that the flags describe. The seed determines it.
 
     Raises:
-        CommandError: the flags contradict one another, or a file is wrong.
+        CommandError: the flags contradict each other, or a file is invalid.
     """
     if options.num_prompts < 1:
         raise CommandError("--num-prompts must be 1 or more")
@@ -101,7 +101,7 @@ def draw_samples(options: argparse.Namespace, tokenizer: Tokenizer, seed: int) -
 
 
 def random_texts(rng: random.Random, tokenizer: Tokenizer, lengths: list[int]) -> list[str]:
-    """Return texts of random letters with about these lengths in tokens. No two share a prefix."""
+    """Return texts of random letters with approximately these lengths in tokens. No two texts share a prefix."""
     num_tokens = sum(lengths)
     token_ids: list[int] = []
     while len(token_ids) < num_tokens:
@@ -144,7 +144,7 @@ def _prefix_repetition(options: argparse.Namespace, tokenizer: Tokenizer, rng: r
 
 
 def _sharegpt(options: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
-    """Use the first turn of each conversation as prompt and the length of the second as output length."""
+    """Use the first turn of each conversation as the prompt, and the length of the second as the output length."""
     try:
         conversations = json.loads(_text(options))
         turns = [

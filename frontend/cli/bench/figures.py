@@ -1,8 +1,8 @@
-"""Figures of a run: throughput, latencies, percentiles and goodput, computed from the outcomes of its requests.
+"""Metrics of a run: throughput, latencies, percentiles and goodput, computed from the outcomes of its requests.
 
-TTFT is the time from sending a request to its first text, ITL the time between two pieces of text, TPOT the mean time
-per token after the first, and E2EL the time to the end of the answer. The names in the result are those of
-`vllm bench serve --save-result`.
+TTFT is the time from sending a request to its first text. ITL is the time between two pieces of text, TPOT the mean
+time per token after the first, and E2EL the time to the end of the response. The names in the result are those of `vllm
+bench serve --save-result`.
 """
 
 import math
@@ -21,7 +21,7 @@ class Outcome:
     sent: float
     finished: float = 0.0
     text_times: list[float] = field(default_factory=list)
-    """When each piece of text arrived."""
+    """Time at which each piece of text arrived."""
     text: str = ""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -61,14 +61,14 @@ def summarize(
     percents: Sequence[float],
     targets_ms: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return the figures of a run.
+    """Return the metrics of a run.
 
     Args:
         outcomes: the outcomes of all requests.
-        duration_s: from sending the first request to the end of the last answer.
+        duration_s: seconds from sending the first request to the end of the last response.
         metrics: latencies to report, from `METRICS`.
         percents: percentiles to report.
-        targets_ms: goodput counts requests that meet all of them. Empty: goodput is not reported.
+        targets_ms: goodput counts requests that meet all targets. Empty: goodput is not reported.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
     num_input = sum(outcome.num_prompt_tokens for outcome in good)
@@ -104,7 +104,7 @@ def _distribution(metric: str, values: Sequence[float], percents: Sequence[float
 
 
 def _meets(outcome: Outcome, targets_ms: Mapping[str, float]) -> bool:
-    """Whether a request meets all targets. The target for ITL applies to its largest gap, not to the mean."""
+    """Return whether a request meets all targets. The ITL target applies to its largest gap instead of the mean."""
     latencies = outcome.latencies()
     return bool(latencies) and all(
         max(latencies[metric], default=0.0) <= target for metric, target in targets_ms.items()
@@ -112,7 +112,7 @@ def _meets(outcome: Outcome, targets_ms: Mapping[str, float]) -> bool:
 
 
 def _peak_concurrency(outcomes: Sequence[Outcome]) -> int:
-    """Return the peak number of requests in flight."""
+    """Return the peak number of in-flight requests."""
     edges = [(outcome.sent, 1) for outcome in outcomes] + [(outcome.finished, -1) for outcome in outcomes]
     # At equal times, ends sort before starts.
     running = most = 0

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 
 READ_LIMIT_BYTES = 2**22
-"""Longest line: an event of a stream is one line."""
+"""Maximum bytes of a line: an event of a stream is one line."""
 
 
 class HttpConnection:
-    """One connection. Answers are read one at a time."""
+    """One connection. Responses are read one at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -17,7 +17,7 @@ class HttpConnection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the connection can be reused after the last answer."""
+        """Whether the connection can be reused after the last response."""
         has_end = b"content-length" in self._headers or b"transfer-encoding" in self._headers
         return has_end and self._headers.get(b"connection", b"").lower() != b"close"
 
@@ -25,7 +25,7 @@ class HttpConnection:
         """Send a request and return the status when the response head has arrived.
 
         Raises:
-            ValueError: the answer is not HTTP.
+            ValueError: the response is not HTTP.
             EOFError: the server closed the connection.
         """
         self._writer.write(request)

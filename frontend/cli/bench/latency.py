@@ -1,4 +1,4 @@
-"""`octavo bench latency`: one batch after another through `LLM`, with the flags of `vllm bench latency`."""
+"""`octavo bench latency`: runs one batch after another through `LLM`, with the flags of `vllm bench latency`."""
 
 import random
 import statistics
@@ -13,7 +13,7 @@ from octavo.frontend.cli.flags import FlagParser
 PERCENTS = (10, 25, 50, 75, 90, 99)
 
 FIRST_PLAIN_TOKEN = 300
-"""Special and byte tokens of most vocabularies have smaller ids."""
+"""Token ids below this are special and byte tokens in most vocabularies."""
 
 
 def parser() -> FlagParser:
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
     with LLM(**settings) as llm:
         token_ids = range(min(FIRST_PLAIN_TOKEN, llm.client.facts.vocab_size // 2), llm.client.facts.vocab_size)
         for number in range(options.num_iters_warmup + options.num_iters):
-            # New prompts for each batch: repeated ones would hit the prefix cache.
+            # Each batch has new prompts: repeated ones would hit the prefix cache.
             prompts = [rng.choices(token_ids, k=options.input_len) for _ in range(options.batch_size)]
             started = time.monotonic()
             llm.generate(prompts, params, use_tqdm=False)

@@ -1,7 +1,7 @@
-"""Load generator: sends requests at their arrival times and records when each piece of an answer arrives.
+"""Load generator: sends requests at their arrival times, and records when each piece of a response arrives.
 
-It has its own HTTP/1.1 client on asyncio streams to keep its overhead small: connections are reused, request heads are
-built once, and each event is parsed once.
+It has a minimal HTTP/1.1 client on asyncio streams to keep its overhead small: connections are reused, request heads
+are built once, and each event is parsed once.
 """
 
 import asyncio
@@ -26,14 +26,15 @@ _OK = 200
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and what all requests have in common."""
+    """The server, and the settings that all requests share."""
 
     url: str
-    """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, optionally with a path before the endpoint's."""
+    """URL of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, optionally with a path prefix."""
     endpoint: str
     headers: dict[str, str]
     is_streamed: bool = True
-    """False: an answer is one JSON object, whose end counts as its first and only text."""
+    """Whether responses are streamed. If not, a response is one JSON object, whose end counts as its first and only
+    text."""
 
 
 def measure(
@@ -46,16 +47,16 @@ def measure(
     has_bar: bool,
     on_warm: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[Outcome]]:
-    """Send the warm-ups, then every body at its arrival time; return the duration of the latter and all outcomes.
+    """Send the warm-ups, then every body at its arrival time. Return the duration of the latter, and all outcomes.
 
     Args:
         target: the server.
-        bodies: JSON, with `stream` on.
-        warmups: likewise, at least one; if the first fails, the benchmark stops.
+        bodies: JSON bodies with `stream` on.
+        warmups: bodies for the warm-up, at least one; if the first fails, the benchmark stops.
         arrivals_s: arrival time of each body after the start, ascending.
-        max_in_flight: None: no limit.
+        max_in_flight: maximum number of in-flight requests; None: no limit.
         has_bar: show a progress bar, if standard error is a terminal.
-        on_warm: called between the warm-ups and the rest, when no request is in flight; it may block.
+        on_warm: called after the warm-ups, when no request is in flight; it may block.
 
     Raises:
         CommandError: the first request failed.
@@ -90,7 +91,7 @@ async def _measure(
 
 
 class Load:
-    """Sends bodies to one endpoint and times the streamed answers.
+    """Sends bodies to one endpoint, and times the streamed responses.
 
     Args:
         target: the server.
@@ -123,10 +124,10 @@ class Load:
         """Send every body at its arrival time, or later if too many are in flight.
 
         Args:
-            bodies: JSON, with `stream` on.
+            bodies: JSON bodies with `stream` on.
             arrivals_s: arrival time of each body from now, ascending.
-            max_in_flight: None: no limit.
-            on_done: called at the end of each answer.
+            max_in_flight: maximum number of in-flight requests; None: no limit.
+            on_done: called at the end of each response.
         """
         gate = asyncio.Semaphore(max_in_flight or max(1, len(bodies)))
         started = time.monotonic()
@@ -142,7 +143,7 @@ class Load:
         return await asyncio.gather(*map(one, bodies, arrivals_s))
 
     async def send(self, body: bytes) -> Outcome:
-        """Send one request and read the whole answer. Failures are recorded in the outcome."""
+        """Send one request and read the complete response. Failures are recorded in the outcome."""
         outcome = Outcome(sent=time.monotonic())
         try:
             head = b"%b\r\ncontent-length: %d\r\n\r\n" % (self._head, len(body))
@@ -168,7 +169,7 @@ class Load:
         )
 
     async def _ask(self, request: bytes) -> tuple[HttpConnection, int]:
-        """Send a request on an idle or a new connection; return the connection and the status."""
+        """Send a request on an idle or a new connection. Return the connection and the status."""
         while self._idle:
             connection = self._idle.pop()
             try:

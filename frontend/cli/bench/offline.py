@@ -1,4 +1,4 @@
-"""What the offline benchmarks share: flags of engine and measurement, and the report."""
+"""Shared by the offline benchmarks: flags of engine and measurement, and the report."""
 
 import argparse
 from collections.abc import Iterable
@@ -10,17 +10,17 @@ from octavo.protocol.config.sources import engine_fields
 
 
 def bench_parser(name: str, description: str) -> FlagParser:
-    """Return a parser with the engine's flags; `add_bench_flags` adds those of the measurement.
+    """Return a parser with the engine's flags. `add_bench_flags` adds those of the measurement.
 
     Args:
         name: the name of the benchmark.
-        description: of it.
+        description: description of the benchmark.
     """
     return config_parser(f"octavo bench {name}", description, has_server=False)
 
 
 def add_bench_flags(parser: FlagParser, numbers: dict[str, tuple[int, str]]) -> None:
-    """Add integer flags, given as flag -> (default, help), and the flag of the result file."""
+    """Add integer flags from a mapping of flags to (default, help), and the flag for the result file."""
     group = parser.add_named_group("bench", "The measurement")
     for flag, (default, text) in numbers.items():
         group.add_argument(flag, type=int, default=default, metavar="N", help=f"{text}; default: {default}")
@@ -37,7 +37,7 @@ def bench_options(parser: FlagParser, argv: list[str]) -> tuple[dict[str, Any], 
     names = {info.name for info in engine_fields()}
     settings = {name: value for name, value in given.items() if name in names}
     rest = {name: value for name, value in given.items() if name not in names}
-    # Flags without a default are absent if they are not given.
+    # Flags without a default are absent if the command line does not have them.
     optional = {action.dest: None for action in parser._actions if action.default is argparse.SUPPRESS}
     return settings, argparse.Namespace(**{**optional, **rest})
 
@@ -49,12 +49,12 @@ def show_result(
     settings: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
-    """Print a table and write the result file, if one is given.
+    """Print a table, and write the result file if one is requested.
 
     Args:
         title: the title of the table.
         rows: names and values.
-        figures: content of the file, with vLLM's names.
+        figures: the content of the file, with vLLM's names.
         settings: the settings of the engine.
         options: the options of the measurement.
 

@@ -1,4 +1,4 @@
-"""Reads rows of a local data set: JSON, JSON lines, CSV or Parquet."""
+"""Reads rows of a local dataset: JSON, JSON lines, CSV or Parquet."""
 
 import csv
 import importlib
@@ -20,10 +20,10 @@ def prompts_in(path: Path, column: str | None) -> Iterator[str]:
 
     Args:
         path: a file or a directory.
-        column: the column of the prompts; None: the first of `TEXT_COLUMNS` in a row.
+        column: name of the column with the prompts; None: the first of `TEXT_COLUMNS` in a row.
 
     Raises:
-        CommandError: there is no such file, or it cannot be read.
+        CommandError: the file does not exist, or cannot be read.
     """
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
     if not files:
@@ -59,7 +59,7 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(row: dict[str, Any], column: str | None) -> str:
-    """Return a row's prompt: a text, or the first of several turns; "" if there is none."""
+    """Return a row's prompt: a text, or the first of several turns. Return "" if there is none."""
     columns = TEXT_COLUMNS if column is None else (column,)
     value = next((row[name] for name in columns if row.get(name)), "")
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""`octavo bench serve`: benchmarks a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
+"""`octavo bench serve`: measures a running OpenAI-compatible server, with the flags of `vllm bench serve`."""
 
 import argparse
 import json
@@ -124,10 +124,10 @@ def _add_result_flags(parser: CommandParser) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run the benchmark and print the report; return the exit code, 1 if a request failed.
+    """Run the benchmark and print the report. Return the exit code: 1 if a request failed.
 
     Raises:
-        CommandError: the server does not respond, or the workload cannot be made.
+        CommandError: the server does not respond, or the workload cannot be created.
     """
     options = parser().parse(argv)
     if options.max_concurrency is not None and options.max_concurrency < 1:
@@ -141,7 +141,8 @@ def run(argv: list[str]) -> int:
     headers = dict(_pair(text, "--header") for text in options.header)
     if key:
         headers["authorization"] = f"Bearer {key}"
-    # Warm-ups resemble the workload but share no prefix with it: the prefix cache must be cold when the clock starts.
+    # Warm-ups resemble the workload but share no prefix with it: the prefix cache must be cold when the measurement
+    # starts.
     warmups = [
         SampleRequest(sample.prompt[::-1], sample.max_tokens) for sample in samples[: max(1, options.num_warmups)]
     ]
@@ -152,7 +153,7 @@ def run(argv: list[str]) -> int:
     arrivals_s = arrivals_of(options, len(samples))
     endpoint = options.endpoint or ENDPOINTS[options.backend]
     say(f"{len(samples)} requests to {model} at {url}{endpoint}")
-    # Imported late: `--help` and completion need no asyncio.
+    # Imported late because `--help` and completion need no asyncio.
     from octavo.frontend.cli.bench.load import Target, measure
 
     meter = SpeculationMeter(api)
@@ -208,7 +209,7 @@ def _wait_for(api: Api, timeout_s: float) -> None:
     """Wait until the server responds.
 
     Raises:
-        CommandError: it did not respond in time.
+        CommandError: the server did not respond in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:

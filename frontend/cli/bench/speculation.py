@@ -1,4 +1,4 @@
-"""What speculative decoding did during a benchmark: differences of the server's counters."""
+"""Statistics of speculative decoding during a benchmark, from differences of the server's counters."""
 
 import re
 import time
@@ -9,7 +9,7 @@ from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.errors import CommandError
 
 REPORT_DELAY_S = 0.1
-"""An engine reports its counters when it falls idle, which is just after the last answer."""
+"""Seconds to wait: an engine reports its counters when it becomes idle, just after the last response."""
 
 _SAMPLE = re.compile(r"^(octavo|vllm):spec_decode_num_(\w+?)_total\{(.*?)\} ([0-9.e+]+)$", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
@@ -19,7 +19,7 @@ class SpeculationMeter:
     """Reads the counters of a server before and after its load.
 
     Args:
-        api: the server. One without `/metrics`, or without these counters, has no figures.
+        api: the server. The statistics are empty if it lacks `/metrics` or these counters.
     """
 
     def __init__(self, api: Api) -> None:
@@ -27,12 +27,12 @@ class SpeculationMeter:
         self._before: dict[str, float] = {}
 
     def start(self) -> None:
-        """Read the counters that `figures` subtracts. Blocks until the server has answered."""
+        """Read the counters that `figures` subtracts. Blocks until the server has responded."""
         time.sleep(REPORT_DELAY_S)
         self._before = self._read()
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures since `start` under the names of vLLM's result files; {} if no tokens were drafted."""
+        """Return the statistics since `start` under the names of vLLM's result files; {} if no tokens were drafted."""
         time.sleep(REPORT_DELAY_S)
         after = self._read()
         grown = {name: int(count - self._before.get(name, 0.0)) for name, count in after.items()}
@@ -41,7 +41,7 @@ class SpeculationMeter:
             return {}
         num_accepted = grown["accepted_tokens"]
         per_position = [grown[str(position)] / num_drafts for position in range(sum(name.isdigit() for name in grown))]
-        while per_position and not per_position[-1]:  # there is a series for more positions than are drafted
+        while per_position and not per_position[-1]:  # there are series for more positions than are drafted
             per_position.pop()
         return {
             "spec_decode_acceptance_rate": 100 * num_accepted / num_tokens,
@@ -53,7 +53,7 @@ class SpeculationMeter:
         }
 
     def _read(self) -> dict[str, float]:
-        """Return the sums over all engines: counters by name, accepted tokens by position."""
+        """Return sums over all engines: counters by name, and accepted tokens by position."""
         try:
             text = self._api.get_text("/metrics")
         except CommandError:
@@ -69,7 +69,7 @@ class SpeculationMeter:
 
 
 def speculation_rows(figures: dict[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield the rows of the table, as vLLM prints them."""
+    """Yield the rows of the table as vLLM prints them."""
     yield "Acceptance rate (%)", figures["spec_decode_acceptance_rate"]
     yield "Acceptance length", figures["spec_decode_acceptance_length"]
     yield "Drafts", figures["spec_decode_num_drafts"]

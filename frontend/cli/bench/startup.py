@@ -1,4 +1,4 @@
-"""`octavo bench startup`: time of `octavo serve` until the first token, with an empty and a warm cache."""
+"""`octavo bench startup`: measures the time of `octavo serve` until the first token, with an empty and a warm cache."""
 
 import contextlib
 import json
@@ -32,12 +32,12 @@ kernels are compiled, files converted and weights packed. Warm: with the existin
 
 @dataclass(frozen=True)
 class Start:
-    """Times of one start, in seconds after the command."""
+    """Times of one start, in seconds after the command was started."""
 
     ready_s: float
-    """`/v1/models` answered."""
+    """When `/v1/models` responded."""
     first_token_s: float
-    """A completion of one token was received."""
+    """When a completion of one token was received."""
 
 
 def parser() -> FlagParser:
@@ -101,7 +101,7 @@ def _start(directory: Path, environment: dict[str, str]) -> Start:
         try:
             return _measure(process, path, started)
         except CommandError as error:
-            # A server that cannot start closes its connections before it logs why.
+            # A server that cannot start closes its connections before it logs the reason.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
             if process.poll() is None:
@@ -131,7 +131,8 @@ def _measure(process: "subprocess.Popen[bytes]", path: Path, started: float) -> 
 
 
 def listens(path: Path) -> bool:
-    """Return whether a server listens. The file exists a moment before: `bind` makes it, `listen` comes later."""
+    """Return whether a server listens. The file exists a moment earlier: `bind` creates it before `listen` is
+    called."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
 

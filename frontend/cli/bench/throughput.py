@@ -1,4 +1,4 @@
-"""`octavo bench throughput`: many prompts at once through `LLM`, with the flags of `vllm bench throughput`."""
+"""`octavo bench throughput`: sends many prompts at once to `LLM`, with the flags of `vllm bench throughput`."""
 
 import time
 from typing import Any
@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
 
     Raises:
         StartupError: the engine cannot start.
-        CommandError: the workload cannot be made.
+        CommandError: the workload cannot be created.
     """
     settings, options = bench_options(parser(), argv)
     from octavo import LLM, SamplingParams
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     with LLM(**settings) as llm:
         samples = draw_samples(options, LocalTokenizer(llm.client.tokenizer), settings.get("seed", 0))
         params = SamplingParams(n=options.n, temperature=1.0, ignore_eos=True, seed=settings.get("seed", 0))
-        # Warm-up: the first requests fault in memory and code.
+        # Warm-up: the first requests cause page faults of memory and code.
         llm.generate([sample.prompt[::-1] for sample in samples[:4]], params.clone(max_tokens=8, n=1), use_tqdm=False)
         started = time.monotonic()
         outputs = llm.generate(

@@ -1,4 +1,4 @@
-"""Tokenizers for the lengths of random prompts: the server's, or one from a directory."""
+"""Tokenizers to measure random prompts: the server's, or one from a directory."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class ServerTokenizer:
 
 
 class LocalTokenizer:
-    """A tokenizer of ours, without special tokens."""
+    """A tokenizer loaded from a directory, without special tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +56,7 @@ class LocalTokenizer:
 
 
 def tokenizer_for(directory: str | None, api: Api, model: str) -> Tokenizer:
-    """Return the tokenizer in a directory, or the server's if none is given.
+    """Return the tokenizer in a directory; the server's if no directory is given.
 
     Raises:
         ConfigError: the directory has no tokenizer.

@@ -1,1 +1,1 @@
-"""`octavo bench chaos`: load on an engine whose processes are killed and stopped, with every answer checked."""
+"""`octavo bench chaos`: puts load on an engine, kills and stops its processes, and checks every response."""

@@ -1,6 +1,6 @@
-"""`AnswerChecker`: compares the answers under faults with those of the undisturbed engine, and counts.
+"""`AnswerChecker`: compares the answers of the disturbed engine with those of an undisturbed engine.
 
-Sends no requests and knows no processes.
+Sends no requests and handles no processes.
 """
 
 import json
@@ -14,12 +14,12 @@ from octavo.frontend.cli.bench.chaos.answers import Answer, is_beginning
 from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, Result
 
 BREAK_WITHIN_S = 10.0
-"""How long clients may take to notice that their HTTP process was killed."""
+"""Seconds that clients may take to notice that their HTTP process was killed."""
 
 MAX_RETRIES = 20
 
 MAX_FINDINGS = 50
-"""Findings kept in full; further ones are only counted."""
+"""Number of findings that are kept; further ones are only counted."""
 
 
 class AnswerChecker:
@@ -33,7 +33,7 @@ class AnswerChecker:
     def __init__(self, expected: Mapping[int, Answer], explains_break: Callable[[float, float], bool]) -> None:
         self.counts: Counter[str] = Counter()
         self.findings: list[dict[str, Any]] = []
-        """At most `MAX_FINDINGS` failed checks: the job, its answer and the expected one."""
+        """Failed checks, at most `MAX_FINDINGS`: the job, its answer and the expected answer."""
         self.num_findings = 0
         self._expected = expected
         self._explains_break = explains_break
@@ -99,5 +99,5 @@ _RIGHT = {
 
 
 def _canonical(answer: Answer) -> str:
-    """Return JSON that is equal only for equal bits: Python prints floats so that they round-trip."""
+    """Return JSON text that is equal only for equal bits: Python prints floats so that they round-trip."""
     return json.dumps(answer, sort_keys=True)

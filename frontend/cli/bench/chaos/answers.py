@@ -1,4 +1,4 @@
-"""Canonical form of HTTP answers: two are equal exactly if every bit that must be deterministic is equal.
+"""Canonical form of answers: two are equal exactly if all bits that must be deterministic are equal.
 
 Fields that vary between runs are dropped: ids, times, fingerprints, and the number of cached prompt tokens.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Answer = dict[str, Any]
-"""JSON: `choices` by index, and `usage`; of a model that pools, `data` with a digest of the numbers of each text."""
+"""JSON with `choices` by index and `usage`; for a pooling model `data`, with a digest of each text's numbers."""
 
 _USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -19,7 +19,7 @@ class MalformedAnswer(Exception):
 
 
 def whole_answer(response: dict[str, Any]) -> Answer:
-    """Return the answer in a response that was not streamed."""
+    """Return the answer in a unary response."""
     if "data" in response:
         data = sorted(response["data"], key=lambda entry: int(entry["index"]))
         return pooled_answer([entry["data"] for entry in data], response["usage"]["prompt_tokens"])
@@ -30,11 +30,11 @@ def whole_answer(response: dict[str, Any]) -> Answer:
 
 
 def pooled_answer(numbers: Sequence[list[Any]], num_tokens: int) -> Answer:
-    """Return the answer of a model that pools.
+    """Return the answer of a pooling model.
 
     Args:
-        numbers: the numbers of each text: a vector, or one for each token.
-        num_tokens: the number of tokens of all texts.
+        numbers: the numbers of each text: a vector, or a vector for each token.
+        num_tokens: number of tokens of all texts.
     """
     digests = [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:32] for one in numbers]
     return {"choices": [], "data": digests, "usage": {"prompt_tokens": num_tokens}}
@@ -69,10 +69,10 @@ class StreamedAnswer:
             self._usage = {name: usage[name] for name in _USAGE}
 
     def end(self) -> None:
-        """Take the end marker of the stream.
+        """Handle the end marker of the stream.
 
         Raises:
-            MalformedAnswer: a choice has not ended, there is none, or the marker came twice.
+            MalformedAnswer: a choice has not ended, there are no choices, or the marker came twice.
         """
         if self._is_over:
             raise MalformedAnswer("the stream ends twice")
@@ -123,7 +123,7 @@ def _take_call(calls: list[dict[str, str]], call: dict[str, Any]) -> None:
 
 
 def _as_chunk(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice of a whole response as a single chunk."""
+    """Return a choice of a unary response as a single chunk."""
     if "message" not in choice:
         return choice
     message = dict(choice["message"])
@@ -132,7 +132,7 @@ def _as_chunk(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_beginning(part: Answer, whole: Answer) -> bool:
-    """Whether a partial answer is a prefix of the whole one, token by token."""
+    """Return whether a partial answer is a prefix of the complete answer, token by token."""
     by_index = {choice["index"]: choice["token_ids"] for choice in whole["choices"]}
     return all(
         choice["token_ids"] == by_index.get(choice["index"], [])[: len(choice["token_ids"])]

@@ -1,6 +1,6 @@
-"""The two kinds of clients: one sends HTTP requests, the other is an application that has joined the engine.
+"""Two kinds of clients: HTTP clients, and applications that have joined the engine.
 
-Each sends a job once, behaves as the job says, and returns the outcome. Retries are decided elsewhere.
+Each sends a job once, behaves as the job says, and returns the outcome. Other code decides about retries.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ _DATA = b"data: "
 
 
 class CallRejected(Exception):
-    """The engine or its server answered with an error."""
+    """The engine or its server responded with an error."""
 
 
 class Caller(Protocol):
-    """Sends one kind of request."""
+    """Sends requests of one kind."""
 
     async def ask(self, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
-        """Send the request and read the answer as the job says; return the outcome and what was read.
+        """Send the request and read the answer as the job says. Return the outcome, and the answer so far.
 
         Raises:
             OSError, EOFError: the connection broke.
-            CallRejected: the answer is an error.
+            CallRejected: the response is an error.
             MalformedAnswer: the answer cannot be parsed.
         """
 
@@ -50,9 +50,9 @@ async def run_job(caller: Caller, job: ChaosJob, timeout_s: float) -> Result:
     """Run a job and return its result; never raises for a failed request.
 
     Args:
-        caller: the caller of the job's kind.
+        caller: a caller of the job's kind.
         job: the request and the client's behavior.
-        timeout_s: the job fails after this time.
+        timeout_s: seconds after which the job fails.
     """
     answer: Answer | None = None
     detail = ""
@@ -69,7 +69,7 @@ async def run_job(caller: Caller, job: ChaosJob, timeout_s: float) -> Result:
 
 
 class HttpCaller:
-    """Sends HTTP requests, each on a connection of its own.
+    """Sends HTTP requests, each on a new connection.
 
     Args:
         location: the location of the server.
@@ -96,7 +96,7 @@ class HttpCaller:
             connection.close()
 
     async def close(self) -> None:
-        """Nothing to close: no connection outlives its request."""
+        """Do nothing: no connection outlives its request."""
 
     def _frame(self, path: str, body: bytes) -> bytes:
         head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
@@ -108,7 +108,7 @@ async def _whole(connection: HttpConnection) -> bytes:
 
 
 async def _read_stream(connection: HttpConnection, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
-    """Read a stream to its end, or until the job's client leaves."""
+    """Read a stream to its end, or until the job's client disconnects."""
     assembled = StreamedAnswer()
     num_pieces = 0
     has_end = False
@@ -263,7 +263,7 @@ class _JoinedAnswer:
         """Read the remaining outputs of an aborted request.
 
         Raises:
-            MalformedAnswer: it does not end.
+            MalformedAnswer: the outputs do not end.
         """
         async for output in outputs:
             self.take(output)
@@ -271,7 +271,7 @@ class _JoinedAnswer:
         return self.answer
 
     def end(self) -> None:
-        """Take the end of the outputs.
+        """Handle the end of the outputs.
 
         Raises:
             MalformedAnswer: the request has not finished.

@@ -1,7 +1,7 @@
 """A client process of a chaos run: `python -P -m octavo.frontend.cli.bench.chaos.client`.
 
-Reads an `EngineLocation` and then `ChaosJob`s from standard input, runs all of them concurrently, and writes a `Result`
-to standard output as each job ends. Exits when standard input is closed. It may be killed at any moment.
+Reads an `EngineLocation` and then `ChaosJob`s from standard input. Runs all jobs concurrently, and writes a `Result` to
+standard output as each job ends. Exits when standard input is closed. It may be killed at any moment.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from octavo.frontend.client import AsyncClient
 MAX_LINE_BYTES = 2**22
 
 JOIN_TIMEOUT_S = 120.0
-"""How long to try to join an engine that may be restarting."""
+"""Seconds to keep trying to join an engine, which may be restarting."""
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
 """`ClientPool`: the client processes of a run.
 
-Hands out jobs and replaces processes that were killed. Checks no answers.
+Distributes jobs, and replaces processes that were killed. Checks no answers.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ class ClientProcess:
     """One client process."""
 
     address: str
-    """Of the engines that it has joined; "": it uses HTTP."""
+    """Addresses of the engines that it has joined, separated by commas; "" if it uses HTTP."""
     process: asyncio.subprocess.Process
     live: dict[int, ChaosJob] = field(default_factory=dict)
-    """Jobs sent to this process that have no result yet."""
+    """Jobs that were sent to this process and have no result yet."""
 
     @property
     def is_http(self) -> bool:
-        """False: it is an application that has joined engines."""
+        """Whether it sends HTTP requests; otherwise it is an application that has joined engines."""
         return not self.address
 
     def send(self, job: ChaosJob) -> None:
@@ -51,9 +51,9 @@ class ClientPool:
     Args:
         url: the URL of the HTTP server.
         addresses: the addresses of the engines. Every second application joins one of them, the others join all.
-        num_each: processes of each kind.
-        num_callers: limit on concurrent requests, over all processes.
-        timeout_s: limit for one request.
+        num_each: number of processes of each kind.
+        num_callers: maximum number of concurrent requests, over all processes.
+        timeout_s: timeout in seconds for one request.
         errors: receives the standard error of all processes.
     """
 
@@ -64,7 +64,7 @@ class ClientPool:
         self._addresses = addresses
         self._num_each = num_each
         self._num_callers = max(1, num_callers // (2 * num_each))
-        """Of each process."""
+        """Maximum number of concurrent requests of each process."""
         self._timeout_s = timeout_s
         self._errors = errors
         self._processes: list[ClientProcess] = []
@@ -84,7 +84,7 @@ class ClientPool:
 
     @property
     def num_live(self) -> int:
-        """Requests in flight."""
+        """Number of in-flight requests."""
         return sum(len(client.live) for client in self._processes)
 
     async def start(self) -> None:
@@ -129,10 +129,10 @@ class ClientPool:
         """Start a process and wait until it is ready.
 
         Args:
-            address: the address of the engines that it joins; "": it uses HTTP.
+            address: the addresses of the engines that it joins; "" to use HTTP.
 
         Raises:
-            CommandError: it did not become ready.
+            CommandError: the process did not become ready.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", MODULE),
@@ -158,7 +158,7 @@ class ClientPool:
         return ClientProcess(address, process)
 
     async def _follow(self, index: int) -> None:
-        """Read a process's results until the pool closes; replace the process if it is killed."""
+        """Read a process's results until the pool closes. Replace the process if it is killed."""
         while not self._is_closing:
             client = self._processes[index]
             self._feed(client)

@@ -1,4 +1,4 @@
-"""`octavo bench chaos`: kills and stops processes of an engine under load and compares every answer bit for bit."""
+"""`octavo bench chaos`: kills and stops processes of an engine under load, and compares every answer bit for bit."""
 
 import argparse
 import shlex
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "core_timeout": 4,
     "disable_log_stats": True,
 }
-"""Engine settings unless the command line overrides them: a small engine with short timeouts."""
+"""Engine settings that the command line may override: a small engine with short timeouts."""
 
 _NUMBERS = {
     "--requests": (1000, "number of requests"),
@@ -72,7 +72,8 @@ def run(argv: list[str]) -> int:
     """Run the test and print the report; return the exit code.
 
     Raises:
-        CommandError: an answer was lost, duplicated or changed, something was left behind, or a server did not start.
+        CommandError: an answer was lost, duplicated or changed, a process or file was left behind, or a server did not
+        start.
     """
     settings, options = bench_options(parser(), argv)
     _check(options)
@@ -87,7 +88,7 @@ def run(argv: list[str]) -> int:
     facts = read_model_facts(engine_config(settings).model, Env.read())
     settings = {**_defaults(facts), **settings}
     tasks = facts.pooling.tasks if facts.pooling else ()
-    # Like Ctrl-C: the finally blocks stop every process we started.
+    # Same effect as Ctrl-C: the finally blocks stop every process that we started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = Path(options.log_dir or tempfile.mkdtemp(prefix="octavo-chaos-log-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -110,12 +111,12 @@ def run(argv: list[str]) -> int:
 
 
 def _defaults(facts: "ModelFacts") -> dict[str, Any]:
-    """Return `SETTINGS`, changed where a model that pools could not start with them."""
+    """Return `SETTINGS`, adapted if a pooling model could not start with them."""
     if facts.pooling is None:
         return SETTINGS
     max_model_len = min(SETTINGS["max_model_len"], facts.max_position_embeddings)
     defaults = {**SETTINGS, "max_model_len": max_model_len}
-    if not facts.pooling.is_causal:  # a step computes whole prompts
+    if not facts.pooling.is_causal:  # such a model computes whole prompts in one step
         defaults["max_num_batched_tokens"] = max_model_len
     return defaults
 

@@ -1,7 +1,7 @@
-"""`FaultInjector`: kills and stops processes at points determined by a seed.
+"""`FaultInjector`: kills and stops processes at points that a seed determines.
 
-A point is a number of finished requests plus a delay, so that the injections are spread over the run on any machine,
-fast or slow.
+A point is a number of finished requests plus a delay, so the faults are spread over the run on any machine, fast or
+slow.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from octavo.frontend.cli.bench.chaos.processes import Process, send_signal
 
 MAX_HTTP_KILLS = 3
 HTTP_KILLS_WINDOW_S = 65.0
-"""A server whose HTTP processes die more often than this gives up by design."""
+"""A server gives up by design if its HTTP processes die more often than allowed within this many seconds."""
 
 VICTIM_TIMEOUT_S = 60.0
-"""How long to wait for a process of this kind: it may be restarting."""
+"""Seconds to wait for a process of the target kind, which may be restarting."""
 
 SHARE_OF_STOPS = 0.3
 SHORT_STOP_S = (0.2, 1.0)
 MAX_DELAY_S = 1.0
 FIRST, LAST = 0.03, 0.9
-"""The injections fall between these fractions of the requests."""
+"""All injections happen between these fractions of the requests."""
 
 
 class Target(StrEnum):
-    """A kind of process, or all processes of a kind at once."""
+    """A kind of process, or all processes of a kind at the same time."""
 
     WORKER = "worker"
     CORE = "core"
@@ -42,7 +42,7 @@ class Target(StrEnum):
 
     @property
     def hits_all(self) -> bool:
-        """Whether all processes are hit at once."""
+        """Whether all processes are hit at the same time."""
         return self in (Target.ALL_WORKERS, Target.ALL_CORES)
 
     @property
@@ -52,13 +52,13 @@ class Target(StrEnum):
 
 
 class Action(StrEnum):
-    """What is done to a process."""
+    """What happens to a process."""
 
     KILL = "killed"
     STOP = "stopped, went on"
-    """Too short for any timeout."""
+    """A stop that is too short for any timeout."""
     HANG = "stopped for long"
-    """Longer than the engine's timeouts."""
+    """A stop that is longer than the engine's timeouts."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Injection:
     target: Target
     action: Action
     num_ended: int
-    """Due when so many requests have finished,"""
+    """The fault is due when this many requests have finished,"""
     delay_s: float
-    """and this time has passed since then."""
+    """and this many seconds have passed since then."""
     duration_s: float = 0.0
-    """Of a stop."""
+    """Duration of a stop in seconds."""
     number: int = 0
-    """Of this injection among those that hit the same target: the ranks of workers are hit in turn."""
+    """Index of this injection among those with the same target: the workers' ranks are hit in turn."""
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,24 @@ class InjectedFault:
 
     injection: Injection
     time_s: float
-    """When the signal was about to be sent, on the machine's monotonic clock."""
+    """Time just before the signal was sent, on the machine's monotonic clock."""
     num_live: int
-    """Requests in flight at that time."""
+    """Number of in-flight requests at that time."""
     num_hit: int = 1
-    """Processes that were hit."""
+    """Number of processes that were hit."""
 
 
 def plan_injections(
     seed: int, num_requests: int, num_kills: int, targets: Sequence[Target], hang_s: float
 ) -> list[Injection]:
-    """Return `num_kills` kills and long stops, spread over all targets, and some short stops, in order.
+    """Return `num_kills` kills and long stops, spread over all targets, plus some short stops, in order.
 
     Args:
         seed: determines the plan.
-        num_requests: the number of requests of the run.
-        num_kills: injections from which the process, or its engine, has to recover.
-        targets: at least one.
-        hang_s: duration of a long stop; longer than the engine's timeouts.
+        num_requests: number of requests of the run.
+        num_kills: number of injections from which the process, or its engine, has to recover.
+        targets: the targets, at least one.
+        hang_s: duration of a long stop in seconds; longer than the engine's timeouts.
     """
     rng = random.Random(f"strikes {seed}")
     chosen = [targets[number % len(targets)] for number in range(num_kills)]
@@ -131,10 +131,11 @@ class FaultInjector:
     """Injects planned faults and records them.
 
     Args:
-        injections: in the order in which they are due.
+        injections: the faults, in the order in which they are due.
         seed: determines the victim if there are several processes of a kind.
-        find: returns the processes that an injection may hit; if it hits all, none while one of them is missing.
-        count_live: returns the number of requests in flight.
+        find: returns the processes that an injection may hit. If it hits all, returns none while one of them is
+        missing.
+        count_live: returns the number of in-flight requests.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class FaultInjector:
     ) -> None:
         self.injected: list[InjectedFault] = []
         self.missed: list[Injection] = []
-        """Injections for which no process was found."""
+        """Injections that found no process."""
         self.on_done: Callable[[], object] = lambda: None
         """Called after each injection."""
         self._pending = list(injections)
@@ -160,21 +161,21 @@ class FaultInjector:
 
     @property
     def next_moment(self) -> int | None:
-        """Finished requests at which the next injection is due; None: there is none."""
+        """Number of finished requests at which the next injection is due; `None` if there is none."""
         return self._pending[0].num_ended if self._pending else None
 
     def note_ended(self, num_ended: int) -> None:
-        """Tell the number of finished requests."""
+        """Set the number of finished requests."""
         self._num_ended = num_ended
         self._progress.set()
 
     def explains_break(self, time_s: float, within_s: float) -> bool:
-        """Whether an HTTP process was killed in the `within_s` seconds before `time_s`."""
+        """Return whether an HTTP process was killed in the `within_s` seconds before `time_s`."""
         kills = [fault for fault in self.injected if fault.injection.action is Action.KILL]
         return any(fault.injection.target is Target.HTTP and 0 <= time_s - fault.time_s <= within_s for fault in kills)
 
     async def run(self) -> None:
-        """Inject all faults; processes that are still stopped at the end are resumed."""
+        """Inject all faults. Processes that are still stopped at the end are resumed."""
         try:
             while self._pending:
                 await self._wait_for(self._pending[0].num_ended)
@@ -195,7 +196,7 @@ class FaultInjector:
             await self._progress.wait()
 
     def _choose(self) -> Injection:
-        """Return the next injection; put off kills of HTTP processes that would make the server give up."""
+        """Return the next injection. Postpone kills of HTTP processes that would make the server give up."""
         if self._http_pause_s <= 0:
             return self._pending[0]
         return next((injection for injection in self._pending if not _kills_http(injection)), self._pending[0])

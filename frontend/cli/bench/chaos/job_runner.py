@@ -1,4 +1,4 @@
-"""`JobRunner`: runs jobs on the client pool while faults are injected. Starts no engine and checks no answers."""
+"""`JobRunner`: runs jobs on the client pool while faults are injected. Starts no engine, and checks no answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ class JobRunner:
 
     Args:
         clients: a started pool.
-        jobs: in order.
+        jobs: the jobs, in order.
         take: checks a result; returns True if the job must be retried.
         take_death: called for each job whose client process was killed.
-        num_ahead: how many jobs past the next injection's due point may start before it is injected.
-        injector: injects faults meanwhile; None: no faults.
-        on_ended: called at each job's end.
+        num_ahead: number of jobs past the next injection's due point that may start before it is injected.
+        injector: injects faults during the run; None: no faults.
+        on_ended: called at the end of each job.
     """
 
     def __init__(

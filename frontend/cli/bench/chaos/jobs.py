@@ -1,6 +1,6 @@
-"""Messages between the command and its client processes: a request, how the client behaves, and the result.
+"""Messages between the command and its client processes: requests, client behavior, and results.
 
-One line of JSON each.
+Each message is one line of JSON.
 """
 
 from enum import StrEnum
@@ -17,23 +17,23 @@ class Kind(StrEnum):
     GENERATE = "generate"
     """`AsyncClient.generate`, in a process that has joined the engine."""
     POOLING = "pooling"
-    """`/pooling`, of a model that pools."""
+    """`/pooling`, for pooling models."""
     POOL = "pool"
     """`AsyncClient.pool`, in a process that has joined the engine."""
 
 
 class ChaosRequest(msgspec.Struct, frozen=True):
-    """One request. Its answer must depend on nothing else."""
+    """One request. Its answer must not depend on anything else."""
 
     number: int
     kind: Kind
     body: dict[str, Any]
-    """JSON of the HTTP API; of `generate`: "prompt", "priority", "cache_salt", "request_id" and "params"; of `pool`: as
-    of `/pooling`."""
+    """JSON body for the HTTP API. For `generate`: "prompt", "priority", "cache_salt", "request_id" and "params"; for
+    `pool`: the body of `/pooling`."""
 
     @property
     def can_stream(self) -> bool:
-        """Whether the request may be streamed: vectors and the best of several sequences are known only at the end."""
+        """Whether the request may be streamed. Vectors and the best of several sequences are known only at the end."""
         if self.kind in (Kind.POOLING, Kind.POOL):
             return False
         params = self.body.get("params", self.body)
@@ -41,20 +41,20 @@ class ChaosRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_http(self) -> bool:
-        """False: it is sent by a process that has joined the engine."""
+        """Whether it is an HTTP request; otherwise a process that has joined the engine sends it."""
         return self.kind not in (Kind.GENERATE, Kind.POOL)
 
 
 class ClientBehavior(msgspec.Struct, frozen=True):
-    """How the client reads the answer. The answer must not depend on it."""
+    """How the client reads the answer, which must not depend on it."""
 
     is_streamed: bool = False
     pause_s: float = 0.0
-    """Pause of the reader after each chunk of a stream."""
+    """Seconds that the reader pauses after each chunk of a stream."""
     leaves_after: int | None = None
-    """Disconnect after so many chunks; None: read to the end."""
+    """Disconnect after this many chunks; `None` to read to the end."""
     aborts_after: int | None = None
-    """Abort the request after so many chunks and read the rest; None: do not abort."""
+    """Abort the request after this many chunks and read the rest; `None` not to abort."""
 
 
 class ChaosJob(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class ChaosJob(msgspec.Struct, frozen=True):
     request: ChaosRequest
     behavior: ClientBehavior = ClientBehavior()
     num_retries: int = 0
-    """Earlier attempts, lost because a client or server process was killed."""
+    """Number of earlier attempts that were lost because a client or server process was killed."""
 
 
 class ChaosOutcome(StrEnum):
@@ -77,29 +77,29 @@ class ChaosOutcome(StrEnum):
     BROKEN = "broken"
     """The connection broke."""
     FAILED = "failed"
-    """An error, a malformed answer, or no answer at all."""
+    """An error, a malformed answer, or no answer."""
 
 
 class Result(msgspec.Struct, frozen=True):
     """The result of a job."""
 
     number: int
-    """Of the job."""
+    """Number of the job."""
     outcome: ChaosOutcome
     answer: dict[str, Any] | None = None
-    """In the form of `answers.py`; partial if the client left or aborted."""
+    """The answer in the form of `answers.py`; partial if the client disconnected or aborted."""
     detail: str = ""
     """Why the job broke or failed."""
     time_s: float = 0.0
-    """Time of the end, on the machine's monotonic clock."""
+    """End of the job, on the machine's monotonic clock."""
 
 
 class EngineLocation(msgspec.Struct, frozen=True):
     """The first line that a client process reads."""
 
     url: str
-    """Of the HTTP server: `http://HOST:PORT`; "": joins the engine instead."""
+    """URL of the HTTP server, `http://HOST:PORT`; "" to join the engine instead."""
     address: str
-    """Of the engine; of several engines, separated by commas."""
+    """Addresses of the engines, separated by commas."""
     timeout_s: float
-    """Limit for one request."""
+    """Timeout in seconds for one request."""

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: descendants, modules, memory and files; and how to signal them."""
+"""Processes as /proc shows them: descendants, modules, memory and files; and signals to them."""
 
 import contextlib
 import os
@@ -18,11 +18,11 @@ class Process:
     module: str
     """The module after `python -m`; "" if there is none."""
     parent_pid: int = 0
-    """Of a worker that a fork server has forked: its core."""
+    """Pid of the parent. For a worker that a fork server has forked, it is the core's."""
 
     @property
     def is_running(self) -> bool:
-        """False if it has exited, even if it is not reaped yet."""
+        """Whether it is running; False if it has exited and is not reaped yet."""
         try:
             fields = _stat(self.pid)
         except OSError:
@@ -79,7 +79,7 @@ def footprint(process: Process) -> Footprint | None:
 
 
 def send_signal(process: Process, number: signal.Signals) -> bool:
-    """Send a signal; False if the process has exited, even if its pid was reused."""
+    """Send a signal; return False if the process has exited, even if its pid was reused."""
     if not process.is_running:
         return False
     with contextlib.suppress(ProcessLookupError):

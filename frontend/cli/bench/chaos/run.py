@@ -1,4 +1,4 @@
-"""`run_chaos`: one chaos run: undisturbed answers, the disturbed run, what is left at the end; and its report."""
+"""`run_chaos`: one chaos run: the undisturbed answers, the disturbed run, checks for leftovers, and the report."""
 
 import argparse
 import asyncio
@@ -35,14 +35,13 @@ CALM_SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 1024,
     "data_parallel_size": 1,
 }
-"""Settings of the undisturbed engine: one sequence at a time, no chunked prefill, no prefix cache in any
-memory."""
+"""Settings of the undisturbed engine: one sequence at a time, no chunked prefill, no prefix cache in any tier."""
 
 MAX_GROWTH_BYTES = 64 * 2**20
 """Allowed growth of the largest process of a kind since the first requests."""
 
 MAX_NEW_FILES = 8
-"""Allowed growth in open file descriptors since then."""
+"""Allowed growth of the number of open file descriptors since the first requests."""
 
 MODULES = {
     Target.CORE: CORE,
@@ -63,7 +62,7 @@ class ChaosReport:
     checker: AnswerChecker
     injector: FaultInjector
     faults: list[str] = field(default_factory=list)
-    """Descriptions of failed checks; empty: the run passed."""
+    """Descriptions of failed checks; empty if the run passed."""
     before: dict[str, Footprint] = field(default_factory=dict)
     after: dict[str, Footprint] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class ChaosReport:
         """Print the report as a table.
 
         Args:
-            replay: the command for the same run.
+            replay: the command that repeats the run.
         """
         counts = self.checker.counts
         rows: list[tuple[str, int | float | str]] = [("Requests", self.options.requests)]
@@ -98,10 +97,10 @@ class ChaosReport:
             say(f"to repeat: {replay}")
 
     def write(self, path: str, replay: str) -> None:
-        """Write everything to a file.
+        """Write the complete report to a file.
 
         Raises:
-            CommandError: it cannot be written.
+            CommandError: the file cannot be written.
         """
         injected = [
             {
@@ -157,10 +156,10 @@ def run_chaos(
     Args:
         settings: the settings of the engine, including the model.
         options: the options of the run.
-        directory: for sockets and settings files.
+        directory: directory for sockets and settings files.
         logs: directory for the logs of servers and clients.
         seed: determines requests, client behavior and injected faults.
-        tasks: the tasks of a model that pools; (): it generates.
+        tasks: the tasks of a pooling model; () for a model that generates.
 
     Raises:
         CommandError: an engine or a client did not start, or failed.
@@ -199,7 +198,7 @@ async def _answers_alone(
     requests: Sequence[ChaosRequest],
     errors: BinaryIO,
 ) -> tuple[dict[int, Answer], list[str]]:
-    """Return the undisturbed answer to each request, by number, and the failures."""
+    """Return the undisturbed answer to each request by number, and the failures."""
     server = ServerUnderTest({**settings, **CALM_SETTINGS}, directory / "calm", logs / "calm.log")
     expected: dict[int, Answer] = {}
     faults: list[str] = []
@@ -211,7 +210,7 @@ async def _answers_alone(
             faults.append(f"{result.detail or result.outcome}: {job.request.body}")
         return False
 
-    # Enough clients to keep the engine busy; it still serves one sequence at a time.
+    # Enough clients to keep the engine busy, although it serves one sequence at a time.
     clients = None
     try:
         await server.wait_until_ready()
@@ -306,7 +305,7 @@ async def _run_jobs(
 
 
 def _targets(server: ServerUnderTest, options: argparse.Namespace) -> list[Target]:
-    """Return what can be hit; if an engine has one worker, or there is one engine, "all" would hit the same process."""
+    """Return the possible targets. "all" is omitted if it would hit only one process."""
     targets = [Target.WORKER, Target.CORE, Target.APPLICATION]
     if options.server_processes > 1:
         targets.append(Target.HTTP)

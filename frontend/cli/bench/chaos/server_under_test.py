@@ -1,4 +1,4 @@
-"""`ServerUnderTest`: an `octavo serve` process, from its start to what it leaves behind. Sends no requests."""
+"""`ServerUnderTest`: manages an `octavo serve` process from its start to the check for leftovers. Sends no requests."""
 
 import asyncio
 import json
@@ -38,12 +38,12 @@ STOP_TIMEOUT_S = 60.0
 IDLE_TIMEOUT_S = 60.0
 POLL_S = 0.05
 STRAGGLERS_S = 2.0
-"""How long a process may outlive the server."""
+"""Seconds that a process may outlive the server."""
 
 _LISTENING = re.compile(r"listening on (http://\S+:\d+)", re.IGNORECASE)
 _ADDRESSES = re.compile(r"engine address for further applications: (\S+)")
 _FAULT = re.compile(r"Traceback \(most recent call last\)|InvariantBroken|was killed by SIG(?!KILL|TERM)")
-"""Never logged for a process that was killed from outside."""
+"""Log lines that must never appear, even if processes are killed from outside."""
 
 _GAUGES = ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting")
 
@@ -52,9 +52,9 @@ class ServerUnderTest:
     """A running `octavo serve`.
 
     Args:
-        settings: of engine and server.
-        directory: for its sockets and settings; must not exist.
-        log: file for its output.
+        settings: settings of the engine and the server.
+        directory: directory for sockets and settings; must not exist yet.
+        log: file for the server's output.
     """
 
     def __init__(self, settings: Mapping[str, Any], directory: Path, log: Path) -> None:
@@ -62,13 +62,13 @@ class ServerUnderTest:
         self._runtime = directory / "run"
         self._runtime.mkdir(parents=True)
         self.addresses = [f"ipc://{directory}/engine"]
-        """Of all engines, once the server is ready."""
+        """Addresses of all engines, once the server is ready."""
         self.log = log
         self._seen: dict[int, Process] = {}
         self._num_api_workers = settings.get("api_server_count", 1) - 1
         self.num_engines: int = settings.get("data_parallel_size", 1)
         self.num_ranks: int = settings.get("tensor_parallel_size", 1) * settings.get("pipeline_parallel_size", 1)
-        """Workers of each engine."""
+        """Number of workers of each engine."""
         file = directory / "settings.yaml"
         served = {**settings, "port": 0, "engine_address": self.addresses[0]}
         file.write_bytes(msgspec.json.encode(served))  # YAML reads JSON
@@ -91,7 +91,7 @@ class ServerUnderTest:
         """Wait until the server listens.
 
         Raises:
-            CommandError: it exited, or was not ready in time.
+            CommandError: the server exited, or was not ready in time.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.is_running:
@@ -123,7 +123,7 @@ class ServerUnderTest:
         return [process for process in everyone if process.module == module]
 
     def workers_of_rank(self, rank: int) -> list[Process]:
-        """Return the worker of this rank of each engine; an engine that is starting may have none."""
+        """Return the worker with this rank of each engine. An engine that is starting may have none."""
         by_core: dict[int, list[Process]] = {}
         for process in self.processes(WORKER):
             by_core.setdefault(process.parent_pid, []).append(process)
@@ -135,7 +135,7 @@ class ServerUnderTest:
         ]
 
     def footprints(self) -> dict[str, Footprint]:
-        """Return by role the largest memory and file count of a process."""
+        """Return the largest memory and file count of a process, by role."""
         most: dict[str, Footprint] = {}
         for module, role in ROLES.items():
             held = [one for process in self.processes(module) if (one := footprint(process))]
@@ -147,7 +147,7 @@ class ServerUnderTest:
         """Wait until every process runs, the server is healthy, and no request or block is in use.
 
         Returns:
-            What is wrong after the timeout; "" if the server became idle.
+            A description of the problem after the timeout; "" if the server became idle.
         """
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while True:
@@ -171,7 +171,7 @@ class ServerUnderTest:
         return ", ".join(f"{name} is {value:g}" for name, value in values.items() if value)
 
     async def stop(self) -> list[str]:
-        """Stop the server with SIGTERM; return failures of the shutdown and what was left behind.
+        """Stop the server with SIGTERM. Return failures of the shutdown, and leftovers.
 
         Blocks until the server exits.
         """
@@ -194,14 +194,14 @@ class ServerUnderTest:
         return faults
 
     def kill(self) -> None:
-        """Kill whatever still runs."""
+        """Kill all processes that are still running."""
         self._process.kill()
         self._process.wait()
         for process in self._left():
             send_signal(process, signal.SIGKILL)
 
     def faults_in_log(self) -> list[str]:
-        """Return log lines that show a bug, as opposed to a process killed from outside."""
+        """Return log lines that show a bug, as opposed to a process that was killed from outside."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if _FAULT.search(line)]
 
     def _left_after(self, timeout_s: float) -> list[Process]:
@@ -218,7 +218,7 @@ def _get(url: str) -> str:
     """Return the body of a GET.
 
     Raises:
-        OSError: no answer, or an error status.
+        OSError: no response, or an error status.
     """
     try:
         with urllib.request.urlopen(url, timeout=10) as response:

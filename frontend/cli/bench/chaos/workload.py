@@ -1,4 +1,5 @@
-"""The random requests of a run: every parameter whose state a crash could lose, on prompts with shared prefixes."""
+"""The random requests of a run: they use every parameter whose state a crash could lose, on prompts with shared
+prefixes."""
 
 import random
 from collections.abc import Sequence
@@ -8,15 +9,15 @@ from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosRequest, ClientB
 from octavo.protocol.pooling import TOKEN_TASKS, PoolingTask
 
 MAX_PROMPT_CHARS = 760
-"""Longest prompt, without the chat template. In the worst case each character is a token."""
+"""Maximum characters of a prompt without the chat template. In the worst case each character is one token."""
 MAX_OUTPUT_TOKENS = 64
 REQUIRED_MODEL_LEN = 1024
-"""Enough tokens for prompt and output."""
+"""Number of tokens that prompt and output need at most."""
 
 SHARE_OF_HTTP = 0.65
 
 MAX_TEXTS = 24
-"""Of one request to a model that pools."""
+"""Maximum number of texts in one request to a pooling model."""
 
 _VOCABULARY = (
     "the a one of and then but if when river mountain engine token block window garden letter answer "
@@ -44,9 +45,9 @@ def draw_requests(seed: int, count: int, tasks: Sequence[PoolingTask] = ()) -> l
     """Return distinct requests, determined by the arguments.
 
     Args:
-        seed: the seed of the choices.
-        count: of requests.
-        tasks: the tasks of a model that pools; (): it generates.
+        seed: seed of the random choices.
+        count: number of requests.
+        tasks: the tasks of a pooling model; () for a model that generates.
     """
     rng = random.Random(f"requests {seed}")
     prefixes = [_text(rng, 60), _text(rng, 30), _text(rng, 85)]
@@ -56,7 +57,7 @@ def draw_requests(seed: int, count: int, tasks: Sequence[PoolingTask] = ()) -> l
 
 
 def draw_jobs(seed: int, requests: Sequence[ChaosRequest], count: int) -> list[ChaosJob]:
-    """Return jobs in random order with random client behavior; every request occurs about equally often."""
+    """Return jobs in random order with random client behavior. Every request occurs about equally often."""
     rng = random.Random(f"jobs {seed}")
     drawn = [requests[number % len(requests)] for number in range(count)]
     rng.shuffle(drawn)
@@ -110,7 +111,7 @@ def _draw_pooling(
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
-    """Draw the parameters that every API has."""
+    """Draw parameters that every API supports."""
     is_greedy = rng.random() < 0.3
     params: dict[str, Any] = {
         "temperature": 0.0 if is_greedy else rng.choice([0.6, 1.0, 1.4]),
@@ -189,7 +190,7 @@ def _draw_behavior(rng: random.Random, request: ChaosRequest) -> ClientBehavior:
     pieces = rng.randrange(1, 12)
     if chance < 0.1:
         return ClientBehavior(True, pause_s, leaves_after=pieces)
-    # Aborts go by request id, and another client may use the same id.
+    # Aborts select by request id, and another client may use the same id.
     if chance < 0.15 and not request.is_http and "request_id" not in request.body:
         return ClientBehavior(True, pause_s, aborts_after=pieces)
     return ClientBehavior(True, pause_s)
