@@ -1,6 +1,6 @@
 """The sandbox process that compiles grammars first; `sandbox.py` is the parent's side.
 
-Reads grammars from standard input and answers each with an error message, or with an empty one.
+Reads grammars from standard input and replies to each with an error message, which is empty if there is no error.
 """
 
 import os
@@ -14,17 +14,17 @@ from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message
 
 
 def main(cpu_limit_s: int, parent: int) -> None:
-    """Compile grammars until standard input ends, each within `cpu_limit_s` of processor time.
+    """Compile grammars until standard input ends, each within `cpu_limit_s` seconds of CPU time.
 
     Args:
         cpu_limit_s: in whole seconds.
-        parent: process id of the core. Asking for our parent would be too late: the core may have died by now.
+        parent: process id of the core. It is passed because `getppid` would be too late: the core may have died by now.
     """
     die_with_parent(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the whole process group; the core decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the process group; the core decides
         signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    # Steps of running requests have priority.
+    # Steps of running requests take precedence.
     os.nice(5)
     tokens = GrammarTokens.of_bytes()
     source, answers = sys.stdin.fileno(), sys.stdout.buffer
@@ -41,7 +41,7 @@ def main(cpu_limit_s: int, parent: int) -> None:
 
 
 def _limit_time(seconds: int) -> None:
-    """Have the kernel kill this process after so many more seconds of processor time."""
+    """Have the kernel kill this process after this many more seconds of CPU time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
@@ -52,7 +52,7 @@ def _fault_of(tokens: GrammarTokens, source: str) -> str:
         matcher = Matcher.compile(tokens, source)
     except GrammarFault as fault:
         return str(fault)
-    matcher.mask()  # some grammars defer their work to the first mask
+    matcher.mask()  # some grammars defer work to the first mask
     return matcher.fault
 
 

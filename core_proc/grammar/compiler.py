@@ -1,4 +1,4 @@
-"""`GrammarCompiler`: compiles grammars on threads, each one once for all requests that use it.
+"""`GrammarCompiler`: compiles grammars in threads, each grammar once for all requests that use it.
 
 Knows no requests. A file descriptor becomes readable when `take_done` has results.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_QUICK_THREADS = 2
-"""Threads that hand over a grammar when it turns out to be costly. One further thread compiles the costly ones, so
-cheap grammars never wait for them. Both queues serve frontends in turn."""
+"""Number of threads that pass a grammar on if it turns out to be costly. One more thread compiles the costly grammars,
+so cheap ones never wait for them. Both queues serve frontends in turn."""
 
 QUICK_BUDGET_S = 0.5
-"""Processor time after which a grammar counts as costly: many times what most need."""
+"""CPU seconds after which a grammar counts as costly: many times what most grammars need."""
 
 MAX_KEPT = 128
-"""Compiled grammars in the LRU cache."""
+"""Number of compiled grammars in the LRU cache."""
 
 CLOSE_TIMEOUT_S = 1.0
 
@@ -56,7 +56,7 @@ class CompileFailure:
     kind: FailureKind
     message: str
     part: int | None = None
-    """Index of the part that is invalid; None: unknown."""
+    """Index of the invalid part. None if unknown."""
 
 
 class GrammarCompiler:
@@ -65,7 +65,7 @@ class GrammarCompiler:
     Call all public methods from one thread.
 
     Args:
-        timeout_s: limit of processor time for one grammar.
+        timeout_s: limit of CPU seconds for one grammar.
     """
 
     def __init__(self, timeout_s: int) -> None:
@@ -79,21 +79,21 @@ class GrammarCompiler:
         self._quick: Jobs = FairQueue()
         self._costly: Jobs = FairQueue()
         self._pending: dict[GrammarKey, tuple[bytes, ...]] = {}
-        """Grammars that are being compiled, and the frontends that wait for them."""
+        """Grammars that are being compiled, with the frontends that wait for them."""
         self._kept: OrderedDict[GrammarKey, Matcher] = OrderedDict()
         self._done: deque[tuple[GrammarKey, Matcher | CompileFailure]] = deque()
 
     @property
     def vocabulary(self) -> ModelVocabulary | None:
-        """The vocabulary that grammars are compiled for; None until a frontend has sent it."""
+        """The vocabulary for which grammars are compiled. None until a frontend has sent it."""
         return self._vocabulary
 
     def set_vocabulary(self, vocabulary: ModelVocabulary) -> None:
-        """Set the vocabulary; the first one stays."""
+        """Set the vocabulary. Later calls are ignored."""
         self._vocabulary = self._vocabulary or vocabulary
 
     def find(self, spec: GrammarSpec) -> "Matcher | None":
-        """Return a new matcher of a cached grammar, None if it is not cached."""
+        """Return a new matcher of a cached grammar. Return None if it is not cached."""
         key = grammar_key(spec)
         if (matcher := self._kept.get(key)) is None:
             return None
@@ -101,7 +101,8 @@ class GrammarCompiler:
         return matcher.copy()
 
     def start(self, spec: GrammarSpec, client: bytes) -> GrammarKey:
-        """Start compiling a grammar for a frontend, and return its key in `take_done`. Needs a vocabulary."""
+        """Start to compile a grammar for a frontend. Return the key under which `take_done` returns it. Needs a
+        vocabulary."""
         key = grammar_key(spec)
         if key in self._pending:
             if client not in self._pending[key]:
@@ -122,14 +123,14 @@ class GrammarCompiler:
         return key
 
     def drop(self, key: GrammarKey) -> None:
-        """Cancel a grammar that no request waits for; a compilation that has begun continues."""
+        """Cancel a grammar that no request waits for. A compilation in progress continues."""
         self._pending.pop(key, None)
 
     def take_done(self) -> "list[tuple[GrammarKey, Matcher | CompileFailure]]":
         """Return the results since the last call."""
         if not self._threads:
             return []
-        with contextlib.suppress(BlockingIOError):  # there are none
+        with contextlib.suppress(BlockingIOError):  # no results
             os.eventfd_read(self.wake_fd)
         done = []
         while self._done:
@@ -143,7 +144,8 @@ class GrammarCompiler:
     def close(self) -> None:
         """Stop the threads and their sandboxes.
 
-        Blocks until: they have stopped, or `CLOSE_TIMEOUT_S` has passed; one that still compiles ends with the process.
+        Blocks until: they have stopped, or `CLOSE_TIMEOUT_S` has passed. A thread that still compiles ends with the
+        process.
         """
         self._quick.close()
         self._costly.close()
@@ -159,7 +161,8 @@ class GrammarCompiler:
             self._kept.popitem(last=False)
 
     def _work(self, jobs: Jobs, cpu_budget_s: float | None) -> None:
-        """Compile one grammar after another: the body of a thread. Those above its budget go to the costly queue."""
+        """Compile grammars one after another: the body of a thread. Grammars above the budget move to the costly
+        queue."""
         sandbox = CompilerSandbox(self._timeout_s)
         try:
             while (key := jobs.get()) is not None:
@@ -174,10 +177,10 @@ class GrammarCompiler:
                     result = None
                     self._costly.put(key, self._pending.get(key, ()))
                     sandbox.warm_up()
-                except Exception:  # the boundary of a thread, which must go on to the next grammar
+                except Exception:  # the thread must continue with the next grammar after any error
                     logger.exception("the grammar compiler has failed; the request gets an internal error")
                     sandbox.close()
-                finally:  # requests wait for this result, whatever happened
+                finally:  # requests wait for this result in any case
                     if result is not None:
                         self._done.append((key, result))
                         os.eventfd_write(self.wake_fd, 1)
@@ -188,7 +191,7 @@ class GrammarCompiler:
         self, sandbox: CompilerSandbox, key: GrammarKey, cpu_budget_s: float | None
     ) -> "Matcher | CompileFailure":
         sandbox.warm_up()
-        # Not at the top: importing it is slow, see `matcher.py`.
+        # Imported here because it is slow, see `matcher.py`.
         from octavo.core_proc.grammar.matcher import GrammarFault, Matcher, source_of
 
         kind, text, parts = key
@@ -213,13 +216,13 @@ class GrammarCompiler:
     def _find_fault(
         self, sandbox: CompilerSandbox, parts: Sequence[str], cpu_budget_s: float | None
     ) -> CompileFailure | None:
-        """Return the error of the first part that is invalid by itself, None if there is none.
+        """Return the error of the first part that is invalid by itself. Return None if there is none.
 
         The search ends after the time limit of one grammar. The budget is for all parts together.
 
         Raises:
-            CpuBudgetExceeded: they need more than `cpu_budget_s`.
-            SandboxKilled: as `CompilerSandbox.check` does.
+            CpuBudgetExceeded: the parts need more than `cpu_budget_s`.
+            SandboxKilled: see `CompilerSandbox.check`.
         """
         from octavo.core_proc.grammar.matcher import source_of
 

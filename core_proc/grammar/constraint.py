@@ -1,4 +1,4 @@
-"""`Constraint`: where one output stands, first in its free prefix and then in its grammar, and what may come next."""
+"""`Constraint`: tracks one output through its free prefix and its grammar, and says which tokens are allowed next."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Constraint:
-    """A live request, its free prefix, and its matcher: `None` if the only constraint is the length of the prefix.
+    """A live request, its free prefix, and its matcher. The matcher is `None` if the only constraint is the length of
+    the prefix.
 
-    The state is a function of the request's known outputs alone, those of a resumed request included, so preemption
-    does not change it.
+    The state depends only on the request's known outputs, including those of a resumed request. So preemption does not
+    change it.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Constraint:
         self.request = request
         self.param = spec.param
         self.has_accepted_all = True
-        """False once an output did not fit."""
+        """False after an output was not allowed."""
         self._matcher = matcher
         self._prefix = FreePrefix(spec, vocabulary)
         self._vocab_size = len(vocabulary.tokens)
@@ -39,37 +40,37 @@ class Constraint:
 
     @property
     def is_over(self) -> bool:
-        """True when any token may come from now on."""
+        """True if every token is allowed from now on."""
         return self._prefix.is_over and self._matcher is None
 
     @property
     def is_complete(self) -> bool:
-        """True when the grammar allows nothing more."""
+        """True if the grammar allows nothing more."""
         return self._prefix.is_over and self._matcher is not None and self._matcher.is_complete
 
     @property
     def is_behind(self) -> bool:
-        """True when the request has got tokens since the last `advance`."""
+        """True if the request has received tokens since the last `advance`."""
         return len(self.request.token_ids) != self._length_seen
 
     @property
     def needs_mask(self) -> bool:
-        """True when some tokens may not come next."""
+        """True if some tokens are not allowed next."""
         if self._prefix.is_over:
             return self._matcher is not None
         return self._prefix_mask is not None or self._prefix.forced_token_id is not None
 
     @property
     def fault(self) -> str:
-        """Why the grammar cannot be followed any further; "" while it can."""
+        """Why the grammar cannot continue. Empty while it can."""
         return self._matcher.fault if self._matcher is not None else ""
 
     def allows_all_after(self, num_outputs: int) -> bool:
-        """Return whether any token may come after so many outputs, whatever they are."""
+        """Return whether every token is allowed after this many outputs, whatever they are."""
         return self._matcher is None and self._prefix.is_unforced_after(num_outputs)
 
     def advance(self) -> None:
-        """Accept the outputs that have become known since the last call."""
+        """Accept the outputs that became known since the last call."""
         self._length_seen = len(self.request.token_ids)
         num_known = self.request.num_known_outputs
         if num_known == self._num_accepted:
@@ -82,9 +83,10 @@ class Constraint:
                 return
 
     def next_mask(self) -> bytes | None:
-        """Return the mask of the tokens that may come next: None if any may, b"" if none may.
+        """Return the mask of the tokens allowed next. Return None if all are allowed, b"" if none is.
 
-        End-of-sequence tokens may not come before the grammar, and within it only where it may end.
+        End-of-sequence tokens are not allowed before the grammar begins. Within the grammar, they are allowed where it
+        may end.
         """
         if not self._prefix.is_over:
             forced = self._prefix.forced_token_id
@@ -100,10 +102,10 @@ class Constraint:
         return bytes(mask)
 
     def continuation(self, proposed: Sequence[TokenId], num_tokens: int) -> IdArray:
-        """Return a draft of the tokens that follow the known ones, at most `num_tokens`; it may be empty.
+        """Return a draft of the tokens that follow the known ones, at most `num_tokens`. It may be empty.
 
-        It begins with what is proposed, as far as the grammar allows that. The token that completes the output is left
-        out: it is sampled after the drafts before it, and nothing may follow it.
+        It begins with the proposed tokens, as far as the grammar allows them. It excludes the token that completes the
+        output: that token is sampled after the drafts, and nothing may follow it.
         """
         state, draft = self._fork() if proposed else self, pack_ids()
         for token_id in proposed[:num_tokens]:
@@ -122,14 +124,14 @@ class Constraint:
         return draft
 
     def masks_after(self, draft: Sequence[TokenId]) -> Iterator[bytes | None]:
-        """Yield `next_mask` for the draws after 1, 2, ... tokens of a draft: b"" after a token that may not come."""
+        """Yield `next_mask` after 1, 2, ... tokens of a draft: b"" after a token that is not allowed."""
         state, is_fitting = self._fork(), True
         for token_id in draft:
             is_fitting = is_fitting and state._accept(token_id) and not state.is_complete
             yield state.next_mask() if is_fitting else b""
 
     def _accept(self, token_id: TokenId) -> bool:
-        """Add an output; False if it may not come. The state is then the one before it."""
+        """Accept an output. Return False and change nothing if it is not allowed."""
         if not self._prefix.is_over:
             return self._prefix.accept(token_id)
         return self._matcher is None or self._matcher.accept(token_id)
@@ -142,7 +144,8 @@ class Constraint:
         return fork
 
     def _mask_without_eos(self) -> bytes | None:
-        """Return a mask without the end-of-sequence tokens, None if there are none. Stop tokens may end a prefix."""
+        """Return a mask that excludes the end-of-sequence tokens. Return None if there are none. Stop tokens may end a
+        prefix."""
         eos_token_ids = [token_id for token_id in self.request.sampling.eos_token_ids if token_id < self._vocab_size]
         if not eos_token_ids:
             return None

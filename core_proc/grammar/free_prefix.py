@@ -1,6 +1,6 @@
-"""`FreePrefix`: what an output may hold before its grammar begins, such as a model's reasoning.
+"""`FreePrefix`: the part of an output before its grammar begins, such as a model's reasoning.
 
-Knows no grammar. The prefix ends with one of its markers, which the model writes itself or is forced to write.
+Knows no grammar. The prefix ends with a marker, which the model writes itself or is forced to write.
 """
 
 from octavo.protocol.ids import TokenId
@@ -9,7 +9,7 @@ from octavo.protocol.structured import GrammarSpec
 
 
 def can_force_marker(spec: GrammarSpec, vocabulary: ModelVocabulary) -> bool:
-    """Return whether the tokens that are to force the end of the prefix spell its marker."""
+    """Return whether the tokens that force the end of the prefix spell its marker."""
     token_ids = spec.start_after_token_ids
     if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < len(vocabulary.tokens):
         return False
@@ -17,16 +17,16 @@ def can_force_marker(spec: GrammarSpec, vocabulary: ModelVocabulary) -> bool:
 
 
 class FreePrefix:
-    """The tokens of one output up to and including a marker; over from the start if there is no marker.
+    """The tokens of one output up to and including a marker. It is over from the start if there is no marker.
 
     Args:
-        spec: the markers, and after how many tokens the first one is forced.
-        vocabulary: of the model.
+        spec: the markers, and the number of tokens after which the first marker is forced.
+        vocabulary: the model's vocabulary.
     """
 
     def __init__(self, spec: GrammarSpec, vocabulary: ModelVocabulary) -> None:
         self.is_over = not spec.start_after
-        """True once a marker has come."""
+        """True after a marker has occurred."""
         self._vocabulary = vocabulary
         self._markers = (spec.start_after, *spec.other_markers)
         self._marker_token_ids = spec.start_after_token_ids
@@ -38,17 +38,19 @@ class FreePrefix:
 
     @property
     def forced_token_id(self) -> TokenId | None:
-        """The only token that may come next: part of the marker, once the prefix is as long as it may be."""
+        """The only token allowed next: part of the marker, once the prefix has reached its maximum length. None if any
+        token is allowed."""
         if self._max_tokens is None or self.is_over or self._num_tokens < self._max_tokens:
             return None
         return self._marker_token_ids[(self._num_tokens - self._max_tokens) % len(self._marker_token_ids)]
 
     def is_unforced_after(self, num_outputs: int) -> bool:
-        """Return whether the limit leaves the next token free after so many outputs, whatever they are."""
+        """Return whether the length limit does not force the next token after this many outputs, whatever they are."""
         return self._max_tokens is None or num_outputs < self._max_tokens
 
     def accept(self, token_id: TokenId) -> bool:
-        """Add a token; False if another one was forced. Text after the marker in the same token still belongs here."""
+        """Accept a token. Return False if another one was forced. Text after the marker in the same token belongs to
+        the prefix."""
         if self.forced_token_id not in (None, token_id):
             return False
         self._num_tokens += 1

@@ -1,8 +1,8 @@
-"""`Grammars`: requests with grammars wait here until theirs is compiled, and get their masks from here while they run.
+"""`Grammars`: holds requests until their grammars are compiled, and sends their masks while they run.
 
 A request is handed to the scheduler when its grammar is ready, and planned like any other. A step may be planned before
-the tokens are known on which its masks depend. So masks are sent after the plan, as soon as they can be computed: most
-often while the workers compute the step.
+the tokens are known on which its masks depend. So masks are sent after the plan, as soon as they can be computed:
+usually while the workers compute the step.
 """
 
 import logging
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1024
-"""Requests that may wait for their grammars. Beyond that, only frontends with less than an equal share may add more."""
+"""Number of requests that may wait for their grammars. Beyond it, only frontends with less than an equal share may add
+more."""
 
 
 class Grammars:
@@ -45,24 +46,24 @@ class Grammars:
         self._workers = workers
         self._compiler = compiler
         self._waiting: dict[RequestKey, tuple[Submit, GrammarKey]] = {}
-        """Requests whose grammars are being compiled, in order of arrival: the scheduler does not know them yet."""
+        """Requests whose grammars are being compiled, in order of arrival. The scheduler does not know them yet."""
         self._waiters: dict[GrammarKey, dict[RequestKey, None]] = {}
         """The same requests by grammar."""
         self._num_waiting: Counter[bytes] = Counter()
-        """How many of them each frontend has."""
+        """Number of these requests per frontend."""
         self._constraints: dict[RequestKey, Constraint] = {}
-        """Of every live request in the scheduler that has a grammar."""
+        """Constraints of all live requests in the scheduler that have a grammar."""
         self._active: dict[RequestKey, Constraint] = {}
         """Constraints that may have to advance, or whose requests may have ended.
 
-        perf: the cost of a step must not grow with the number of requests that wait.
+        perf: the cost of a step must not grow with the number of waiting requests.
         """
         self._num_mask_bytes = 4 * -(-scheduler.config.model.vocab_size // 32)
         scheduler.hooks.add(self)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their grammars."""
+        """Number of requests that wait for their grammars."""
         return len(self._waiting)
 
     def is_waiting(self, key: RequestKey) -> bool:
@@ -71,11 +72,11 @@ class Grammars:
 
     @property
     def wake_fds(self) -> list[int]:
-        """One file descriptor: readable when `take_ready` has something to do."""
+        """One file descriptor, which is readable when `take_ready` has work to do."""
         return [self._compiler.wake_fd]
 
     def set_vocabulary(self, vocabulary: ModelVocabulary) -> None:
-        """Set the bytes of all tokens. The first vocabulary stays; one of another model is ignored."""
+        """Set the bytes of all tokens. Later vocabularies and those of another model are ignored."""
         size = self._scheduler.config.model.vocab_size
         if len(vocabulary.tokens) != size:
             logger.warning("ignored a vocabulary of %d tokens: this model has %d", len(vocabulary.tokens), size)
@@ -83,7 +84,7 @@ class Grammars:
             self._compiler.set_vocabulary(vocabulary)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        """Accept a request with a grammar; a returned event says why it ended at once."""
+        """Accept a request with a grammar. Return events if it ends at once."""
         assert submit.grammar is not None
         if (client, submit.request_id) in self._waiting:
             return [_rejected(client, submit, f"request_id {submit.request_id!r} is in use", "request_id")]
@@ -111,7 +112,8 @@ class Grammars:
         return []
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        """End requests that wait for their grammars; others are the scheduler's, and only looked at after it."""
+        """Abort requests that wait for their grammars. Others are aborted by the scheduler; here only their state is
+        checked later."""
         events: list[ClientEvent] = []
         if not self._waiting and not self._constraints:
             return events
@@ -122,11 +124,11 @@ class Grammars:
                     self._compiler.drop(grammar)
                 events.append((client, Finished(request_id, FinishReason.ABORT)))
             elif (constraint := self._constraints.get(key)) is not None:
-                self._active[key] = constraint  # the scheduler is about to end it
+                self._active[key] = constraint  # the scheduler will end it right after this
         return events
 
     def take_ready(self) -> list[ClientEvent]:
-        """Submit the requests whose grammars are compiled; return how those ended whose grammars are invalid."""
+        """Submit the requests whose grammars are compiled. Return events for those whose grammars are invalid."""
         events: list[ClientEvent] = []
         for grammar, result in self._compiler.take_done():
             for key in list(self._waiters.get(grammar, ())):
@@ -142,7 +144,7 @@ class Grammars:
         return events
 
     def on_step(self) -> list[ClientEvent]:
-        """Accept the tokens that are known by now, end what must end, and send the masks that can be computed."""
+        """Accept the tokens known by now, end finished requests, and send the masks that can be computed."""
         awaiting = [record for record in self._scheduler.in_flight if record.awaits_input]
         if not self._constraints and not awaiting:
             return []
@@ -160,7 +162,7 @@ class Grammars:
         return events
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        """Return STOP if a limit ends an output that is complete at the same token."""
+        """Return STOP if an output is complete at the same token at which it reaches its limit."""
         constraint = self._constraints.get(request.key)
         if constraint is None or cause.reason is not FinishReason.LENGTH:
             return cause
@@ -171,7 +173,7 @@ class Grammars:
         spec, vocabulary = submit.grammar, self._compiler.vocabulary
         assert spec is not None and vocabulary is not None
         events = self._scheduler.submit(client, submit)
-        if events:  # it has ended at once; a live request with this key is another one
+        if events:  # it has ended at once; a live request with this key is a different one
             return [(client, _as_completed(event, submit, matcher, vocabulary)) for _, event in events]
         request = self._scheduler.requests[client, submit.request_id]
         assert isinstance(request, Request), "a request with a grammar is not packed"
@@ -179,7 +181,7 @@ class Grammars:
         return self.on_step()
 
     def _take_waiting(self, key: RequestKey) -> tuple[Submit, GrammarKey]:
-        """Remove a request that waits, and return it with its grammar."""
+        """Remove a waiting request, and return it with its grammar."""
         submit, grammar = self._waiting.pop(key)
         del self._waiters[grammar][key]
         if not self._waiters[grammar]:
@@ -190,18 +192,18 @@ class Grammars:
         return submit, grammar
 
     def _has_its_share(self, client: bytes) -> bool:
-        """Return whether a frontend has at least an equal share of the requests that wait."""
+        """Return whether a frontend has at least an equal share of the waiting requests."""
         num_clients = len(self._num_waiting) + (client not in self._num_waiting)
         return self._num_waiting[client] * num_clients >= MAX_WAITING
 
     def _activate(self, requests: Sequence[Request]) -> None:
-        """Have the constraints of a step's requests advance from now on."""
+        """Mark the constraints of a step's requests as active."""
         for request in requests:
             if (constraint := self._constraints.get(request.key)) and constraint.request is request:
                 self._active[request.key] = constraint
 
     def _advance(self) -> list[ClientEvent]:
-        """Advance the active constraints, end the requests that must end, and drop those that have ended."""
+        """Advance the active constraints, end requests that must end, and drop constraints of ended requests."""
         events: list[ClientEvent] = []
         for key, constraint in list(self._active.items()):
             request = constraint.request
@@ -215,11 +217,11 @@ class Grammars:
             if request.state is RequestState.FINISHED or constraint.is_over:
                 del self._constraints[key], self._active[key]
             elif request.state is RequestState.WAITING and not request.num_in_flight:
-                del self._active[key]  # until a step includes it again
+                del self._active[key]  # until the next step that includes it
         return events
 
     def _draft(self) -> None:
-        """Let the scheduler draft how outputs continue: as their grammars determine, or as it proposes."""
+        """Draft continuations for the scheduler: text that grammars determine, or its own proposals."""
         draft_tokens = []
         candidates = self._scheduler.take_candidates()
         for request, proposed, num_tokens in candidates:
@@ -232,9 +234,9 @@ class Grammars:
             self._scheduler.draft(draft_tokens)
 
     def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint, Sequence[TokenId]]] | None:
-        """Return the slots of a step that need masks, and the drafts that it verifies of each.
+        """Return the slots of a step that need masks, each with its constraint and the drafts that the step verifies.
 
-        None while a token on which a mask depends is not known.
+        Return None while a token on which a mask depends is unknown.
         """
         masked: list[tuple[int, Constraint, Sequence[TokenId]]] = []
         draft_tokens = dict(record.draft_tokens)
@@ -255,7 +257,7 @@ class Grammars:
     def _send_masks(self, masked: list[tuple[int, Constraint, Sequence[TokenId]]]) -> list[ClientEvent]:
         """Send the masks of a step, and end the requests that no token can continue.
 
-        A mask after a draft may allow no token: then the step leaves this draw out, and the next one ends the request.
+        A mask after a draft may allow no token: this step then skips that sample, and the next step ends the request.
         """
         events: list[ClientEvent] = []
         masks: list[TokenMask] = []
@@ -281,7 +283,8 @@ class Grammars:
 def _as_completed(
     event: StepEvent, submit: Submit, matcher: "Matcher | None", vocabulary: ModelVocabulary
 ) -> StepEvent:
-    """Return the last event of a resumed request: an output that is complete at its limit has stopped, not been cut."""
+    """Return the last event of a resumed request: an output that is complete at its limit finishes with STOP, not
+    LENGTH."""
     if not isinstance(event, Finished) or event.reason is not FinishReason.LENGTH or submit.grammar is None:
         return event
     constraint = Constraint(Request(b"", submit, 0, 0.0), matcher, submit.grammar, vocabulary)
@@ -290,7 +293,7 @@ def _as_completed(
 
 
 def _num_bytes(grammar: GrammarSpec) -> int:
-    """Return the length of a grammar, or of its parts together if that is more."""
+    """Return the length of a grammar in bytes, or that of all its parts if that is more."""
     return max(len(grammar.text.encode()), sum([len(part.text.encode()) for part in grammar.parts]))
 
 

@@ -1,4 +1,4 @@
-"""llguidance as the core uses it: a vocabulary, compiled grammars, and the state of an output in one.
+"""Wrapper around llguidance: a vocabulary, compiled grammars, and the state of an output in a grammar.
 
 Knows no requests and no time limits. Importing this module takes a noticeable part of a second, so it is imported with
 the first request that has a grammar.
@@ -16,34 +16,34 @@ from octavo.core_proc.grammar.white_space import white_space
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 HEADER = '%llguidance {"no_forcing": true}\n'
-"""Excludes a token only if no valid output continues with it. By default the library forces its own choice of tokens
-wherever the grammar determines the text, but that choice is the model's."""
+"""Makes a mask exclude a token only if no valid output continues with it. By default the library forces its own choice
+of tokens wherever the grammar determines the text, but the model should choose the tokens."""
 
 MAX_TAIL = 256
-"""Bytes of an output in which its white space is looked up."""
+"""Number of trailing output bytes in which white space is looked up."""
 
 MAX_BYTES = 6
-"""Where more bytes may come next, more than one is no white space."""
+"""If more than this many different bytes may come next, at least two of them are not white space."""
 
 BYTES_PER_TOKEN = 8
-"""A draft of n tokens is made of about so many bytes each."""
+"""Estimated bytes per token when drafting text."""
 
 
 class GrammarFault(Exception):
-    """The grammar is invalid; the message is for its author."""
+    """The grammar is invalid. The message is for its author."""
 
 
 class GrammarTokens:
-    """The bytes of all tokens, in the form that grammars are compiled for.
+    """The bytes of all tokens, in the form for which grammars are compiled.
 
     Args:
-        tokens: the bytes of each token id; b"" for unused ids.
+        tokens: bytes of each token id; b"" for unused ids.
         special_token_ids: tokens that are not text.
     """
 
     def __init__(self, tokens: Sequence[bytes], special_token_ids: Sequence[int]) -> None:
-        # The library looks for these names. Without an end token it adds one of its own after the last id: that bit
-        # of a mask says that the output may end here.
+        # The library looks for these names. If there is no end token, it adds one after the last id: its bit in a mask
+        # says that the output may end here.
         self.is_tokenizer_wrapper = True
         self.tokens = list(tokens)
         self.special_token_ids = list(special_token_ids)
@@ -52,22 +52,22 @@ class GrammarTokens:
         self.vocab_size = len(tokens)
         num_words = self.library_form.vocab_size // 32 + (self.library_form.vocab_size % 32 > 0)
         self.mask = (ctypes.c_uint32 * num_words)()
-        """Buffer that the library writes masks to."""
+        """Buffer into which the library writes masks."""
         self.num_slot_mask_bytes = 4 * -(-self.vocab_size // 32)
         self.speller = Speller(tokens, special_token_ids)
         byte_ids = self.speller.byte_ids
         self.byte_range = slice(min(byte_ids, default=0) // 8, max(byte_ids, default=0) // 8 + 1)
-        """The part of a mask, in bytes, with the tokens of one byte each."""
+        """Slice of a mask, in bytes, that contains the single-byte tokens."""
         self.byte_bits = sum([1 << (token_id - 8 * self.byte_range.start) for token_id in byte_ids])
-        """Their bits in this part."""
+        """Bits of the single-byte tokens in this slice."""
 
     @classmethod
     def of_bytes(cls) -> "GrammarTokens":
-        """Return a vocabulary of the 256 bytes, to check grammars with."""
+        """Return a vocabulary of the 256 single bytes, for checking grammars."""
         return cls([bytes([byte]) for byte in range(256)], [])
 
     def __call__(self, text: str) -> list[int]:
-        """Return tokens that spell a text, not necessarily those of the model's tokenizer.
+        """Return tokens that spell a text, not necessarily as the model's tokenizer would.
 
         The library calls this only for grammars whose author enables forced tokens.
         """
@@ -82,9 +82,9 @@ class Matcher:
         self._tokens = tokens
         self._library_form = library_form
         self._tail = tail
-        """The latest bytes of the output: how much white space it has where."""
+        """The latest bytes of the output, to see how it uses white space."""
         self._expected, self._completes = b"", False
-        """Text that is likely to follow, and whether it completes the output; b"" if that is to be found out."""
+        """Text that is likely to follow, and whether it completes the output. b"" if not determined yet."""
 
     @classmethod
     def compile(cls, tokens: GrammarTokens, source: str) -> "Matcher":
@@ -108,7 +108,7 @@ class Matcher:
         return matcher
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token; False if the grammar does not allow it, and then nothing changes."""
+        """Advance by one token. Return False and change nothing if the grammar does not allow it."""
         is_accepted: bool = self._library_form.try_consume_tokens([token_id]) == 1
         if is_accepted:
             text = self._tokens.tokens[token_id]
@@ -119,8 +119,7 @@ class Matcher:
     def continuation(self, num_tokens: int) -> list[int]:
         """Return a draft of the next tokens, at most `num_tokens`: the text that the grammar determines.
 
-        White space that the grammar leaves open is drafted as it was before. The token that completes the output is
-        left out.
+        Optional white space is drafted as it occurred before. The token that completes the output is excluded.
         """
         if not self._expected:
             self._expected, self._completes = self._expect(num_tokens * BYTES_PER_TOKEN)
@@ -142,11 +141,12 @@ class Matcher:
         return text, form.is_stopped()
 
     def _next_byte(self, form: LLMatcher, output: bytes) -> bytes:
-        """Return the only byte that may follow besides white space, after the usual white space; b"": there is none."""
+        """Return the only possible next byte other than white space, preceded by the usual white space. Return b"" if
+        there is none."""
         if output[-1:].isalnum():
             return b""  # in the middle of a text or a number
         tokens = self._tokens
-        # perf: the tokens of one byte are next to each other; the whole mask is a very long integer.
+        # perf: single-byte tokens are adjacent, and the complete mask is a very long integer.
         bits = int.from_bytes(memoryview(self._mask_of(form)).cast("B")[tokens.byte_range], "little") & tokens.byte_bits
         found = b""
         if bits.bit_count() > MAX_BYTES:
@@ -162,12 +162,12 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """True when nothing can follow."""
+        """True if nothing can follow."""
         return self._library_form.is_stopped() and not self.fault
 
     @property
     def fault(self) -> str:
-        """Why this matcher cannot continue; "" while it can."""
+        """Why this matcher cannot continue. Empty while it can."""
         error: str = self._library_form.get_error()
         reason = error.removesuffix(_NO_DETAILS)
         return "nothing fits it" if reason in _DEAD_ENDS else reason
@@ -175,11 +175,11 @@ class Matcher:
     def mask(self) -> tuple[bytearray, bool]:
         """Return the mask of the tokens that may follow, and whether the output may end here.
 
-        The mask is zero if nothing may follow, and if the matcher is unusable. Takes about ten microseconds, for a few
+        The mask is zero if nothing may follow or the matcher is unusable. Takes about ten microseconds, for a few
         grammars up to a millisecond.
         """
-        # perf: sequential in one thread. Copies share the library's cache of their grammar behind a lock, and threads
-        # that contend for it take longer together than one thread takes for all.
+        # perf: sequential in one thread. Copies share the library's cache of their grammar behind a lock, and
+        # contending threads take longer together than one thread takes for all copies.
         tokens = self._tokens
         mask = bytearray(self._mask_of(self._library_form))
         end_byte, end_bit = divmod(tokens.vocab_size, 8)
@@ -189,7 +189,7 @@ class Matcher:
         return mask, may_end
 
     def _mask_of(self, form: LLMatcher) -> Any:
-        """Return the library's mask of a state, a ctypes array that the next call overwrites."""
+        """Return the library's mask of a state: a ctypes array that the next call overwrites."""
         mask = self._tokens.mask
         form.unsafe_compute_mask_ptr(ctypes.addressof(mask), ctypes.sizeof(mask))
         return mask
@@ -209,7 +209,7 @@ def source_of(spec: GrammarSpec) -> str:
                 raise GrammarFault("the regular expression ends with a backslash that escapes nothing")
             return f"{HEADER}start: /{regex_to_lark(spec.text)}/"
         case GrammarKind.LARK:
-            # At the end, so that line numbers in errors are those of the author's text.
+            # At the end, so that line numbers in errors refer to the author's text.
             return f"{spec.text}\n{HEADER}"
         case GrammarKind.FREE:
             raise GrammarFault("there is no grammar")
@@ -224,7 +224,7 @@ _CARETS = re.compile(r"\n *\^+ *(?=\n)")
 
 
 def _explained(error: str) -> str:
-    """Return the library's error on one line, without the excerpt of the source, in the caller's terms."""
+    """Return the library's error as one line, in the caller's terms and without the excerpt of the source."""
     error = _SCHEMA_ERROR.sub("", _EXCERPT.sub("", error))
     error = _UNENFORCED.sub(r"the schema has keywords that cannot be enforced: \1", error)
     return " ".join(_CARETS.sub("", error).split())

@@ -1,8 +1,8 @@
 """Sandboxed compilation of grammars: some grammars of a few dozen bytes compile for hours.
 
-A thread cannot be stopped, and its memory cannot be taken back. So a child process with limits on processor time and
-memory first compiles every grammar for a vocabulary of single bytes; the core then compiles those that passed. This is
-the parent's side; `__main__.py` is the child's.
+A thread cannot be stopped, and its memory cannot be reclaimed. So a child process with limits on CPU time and memory
+first compiles every grammar for a vocabulary of single bytes. The core then compiles the grammars that passed. This
+module is the parent's side; `__main__.py` is the child's.
 """
 
 import contextlib
@@ -17,32 +17,32 @@ from pathlib import Path
 from octavo.protocol.lifecycle import LENGTH, read_message
 
 WALL_PER_CPU = 6
-"""Limit on the wall time of a compilation, as a multiple of its processor time: other processes use the cores too."""
+"""Limit on the wall time of a compilation, as a multiple of its CPU time: other processes use the CPU too."""
 
 LOOK_S = 0.05
-"""How often the child's processor time is read while a budget applies."""
+"""Seconds between readings of the child's CPU time while a budget applies."""
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
-"""Address space of the child."""
+"""Address space of the child in bytes."""
 
 
 class GrammarRejected(Exception):
-    """The grammar is invalid or too costly; the message is for its author."""
+    """The grammar is invalid or too costly. The message is for its author."""
 
 
 class SandboxKilled(Exception):
-    """Something outside keeps killing the child process; the grammar is not at fault."""
+    """Something outside keeps killing the child process. The grammar is not at fault."""
 
 
 class CpuBudgetExceeded(Exception):
-    """The compilation used up the caller's budget of processor time and was killed."""
+    """The compilation exceeded the caller's budget of CPU time and was killed."""
 
 
 MAX_TRIES = 3
-"""How often a compilation is started whose process is killed or stopped from outside."""
+"""How often a compilation is tried whose process is killed or stopped from outside."""
 
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
-"""Exit codes of a child killed from outside: its own limits end it in other ways."""
+"""Exit codes of a child that was killed from outside. Its own limits end it in other ways."""
 
 
 class _Ended(Exception):
@@ -53,7 +53,7 @@ class CompilerSandbox:
     """One child process, started on first use. Belongs to one thread and ends with it.
 
     Args:
-        cpu_limit_s: processor time of one compilation, in whole seconds.
+        cpu_limit_s: CPU time of one compilation, in whole seconds.
     """
 
     def __init__(self, cpu_limit_s: int) -> None:
@@ -61,9 +61,9 @@ class CompilerSandbox:
         self._child: subprocess.Popen[bytes] | None = None
 
     def warm_up(self) -> None:
-        """Start the child unless it runs, without waiting for it."""
+        """Start the child unless it is running, without waiting for it."""
         if self._child is None:
-            # No shell and no user input: the module is ours.
+            # No shell and no user input: the command line is constant.
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "octavo.core_proc.grammar", str(self._cpu_limit_s), str(os.getpid())],
                 stdin=subprocess.PIPE,
@@ -72,13 +72,13 @@ class CompilerSandbox:
             )
 
     def check(self, source: str, cpu_budget_s: float | None = None) -> float:
-        """Compile a grammar in the child and return the processor time used, in seconds.
+        """Compile a grammar in the child and return the CPU time used, in seconds.
 
-        Blocks until: it answers, or a limit is reached.
+        Blocks until: the child replies, or a limit is reached.
 
         Args:
             source: the grammar.
-            cpu_budget_s: processor time after which to give up; None: only the sandbox's own limit.
+            cpu_budget_s: CPU seconds after which to give up. None if only the sandbox's own limit applies.
 
         Raises:
             CpuBudgetExceeded: `cpu_budget_s` is used up; the child is killed.
@@ -120,9 +120,9 @@ class CompilerSandbox:
         """Return the error that the child reports, "" if there is none.
 
         Raises:
-            EOFError: the child has ended.
+            EOFError: the child has exited.
             _Ended: the child was stopped; it is killed.
-            CpuBudgetExceeded: it takes more than `cpu_budget_s`.
+            CpuBudgetExceeded: the compilation takes more than `cpu_budget_s`.
         """
         assert self._child is not None and self._child.stdout is not None
         fd, deadline = self._child.stdout.fileno(), time.monotonic() + WALL_PER_CPU * self._cpu_limit_s
@@ -144,13 +144,13 @@ class CompilerSandbox:
         return read_message(fd, size).decode()
 
     def _cpu_s(self) -> float:
-        """Return the processor time that the child has used (proc(5): the 14th and 15th field, in clock ticks)."""
+        """Return the CPU seconds used by the child (proc(5): the 14th and 15th field, in clock ticks)."""
         assert self._child is not None
         fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _exit_fault(self) -> str:
-        """Return the error that the child's exit code stands for.
+        """Return the error message for the child's exit code.
 
         Raises:
             _Ended: the child was killed from outside.

@@ -1,6 +1,6 @@
-"""`Speller`: the tokens that a model's tokenizer would most probably make of a text.
+"""`Speller`: predicts the tokens into which a model's tokenizer would split a text.
 
-The core has the bytes of all tokens, but no tokenizer. Only drafts are made of these tokens, so they may be wrong.
+The core has the bytes of all tokens, but no tokenizer. The tokens are only used as drafts, so they may be wrong.
 """
 
 import functools
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from octavo.protocol.ids import TokenId
 
 MAX_KEPT = 4096
-"""Pieces of text whose tokens are cached: the names of properties come back in every output."""
+"""Number of text pieces whose tokens are cached: property names recur in every output."""
 
 _PIECE = re.compile(rb" ?\S+|\s+(?!\S)|\s+")
-"""GPT-2's rule of white space. The other rules of tokenizers follow from which tokens there are."""
+"""GPT-2's splitting of white space. The other rules of tokenizers are approximated by which tokens exist."""
 
 
 class Speller:
-    """Byte-pair encoding where the number of a token is the rank of its merge, as in nearly all vocabularies.
+    """Byte-pair encoding where the id of a token is the rank of its merge, as in nearly all vocabularies.
 
     Args:
-        tokens: the bytes of each token id; b"" for unused ids.
+        tokens: bytes of each token id; b"" for unused ids.
         special_token_ids: tokens that are not text.
     """
 
@@ -29,7 +29,7 @@ class Speller:
         special = frozenset(special_token_ids)
         for token_id in range(len(tokens) - 1, -1, -1):
             text = tokens[token_id]
-            # SentencePiece has single bytes twice: those that stand for no character come first.
+            # SentencePiece has single bytes twice. The byte-fallback tokens come first.
             if token_id not in special and (len(text) > 1 or text not in ids):
                 ids[text] = token_id
         ids.pop(b"", None)
@@ -41,11 +41,11 @@ class Speller:
                 if len(text) == 1 and token_id not in special
             }.values()
         )
-        """The tokens of one byte each, which most vocabularies have next to each other."""
+        """The single-byte tokens, which are adjacent in most vocabularies."""
         self._spell_piece = functools.lru_cache(MAX_KEPT)(self._merge)
 
     def spell(self, text: bytes) -> list[TokenId]:
-        """Return the tokens of a text; none if no tokens spell it."""
+        """Return the tokens of a text. Return none if no tokens spell it."""
         token_ids: list[TokenId] = []
         for piece in _PIECE.findall(text):
             if not (parts := self._spell_piece(piece)):

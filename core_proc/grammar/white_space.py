@@ -1,4 +1,4 @@
-"""`white_space`: the white space that an output is likely to have before its next byte, as JSON is usually written."""
+"""`white_space`: predicts the white space before the next byte of an output, as JSON is usually written."""
 
 import re
 
@@ -7,7 +7,8 @@ _LINES = re.compile(rb"\n([ \t]*)\S")
 
 
 def white_space(output: bytes, next_byte: bytes) -> bytes:
-    """Return the white space that is likely to follow an output, what it ends with included, before a byte."""
+    """Return the white space that an output probably has before a byte, including white space with which it already
+    ends."""
     text = output.rstrip()
     begun, last = output[len(text) :], text[-1:]
     space = _last_space(text, last, next_byte)
@@ -17,13 +18,13 @@ def white_space(output: bytes, next_byte: bytes) -> bytes:
     elif space is None:
         space = b" " if last in (b":", b",") else b""
     if space is None or not space.startswith(begun):
-        # Tokenizers leave the last space of several to the token after them.
+        # Tokenizers put the last of several spaces into the following token.
         return b" " if begun.endswith(b" ") and b"\n" in begun else b""
     return space[len(begun) :]
 
 
 def _indentation(text: bytes, last: bytes, next_byte: bytes) -> bytes | None:
-    """Return the beginning of a new line in an indented output; None: no line is indented yet."""
+    """Return the beginning of a new line in an indented output. Return None if no line is indented yet."""
     lines: list[bytes] = _LINES.findall(text)
     unit = min(filter(None, lines), key=len, default=None)
     if unit is None:
@@ -35,6 +36,6 @@ def _indentation(text: bytes, last: bytes, next_byte: bytes) -> bytes | None:
 
 
 def _last_space(text: bytes, last: bytes, next_byte: bytes) -> bytes | None:
-    """Return the white space between two bytes where they stood last; None: they never did."""
+    """Return the white space between these two bytes at their last occurrence. Return None if they never occurred."""
     found: list[bytes] = re.findall(re.escape(last) + rb"(\s*)" + re.escape(next_byte), text)
     return found[-1] if found else None

@@ -1,8 +1,8 @@
 """`CrashAttribution`: finds the requests that crash the core or its workers, so that they fail alone.
 
-`protocol/crash_bisection.py` implements the search; this module applies it to live requests and their progress. A crash
-journal hands the state to the next core, under names that frontends keep when they reconnect. Requests that may not
-run yet are held in `quarantine.py`.
+`protocol/crash_bisection.py` implements the search. This module applies it to live requests and their progress. A crash
+journal passes the state to the next core, under names that stay the same when frontends reconnect. Requests that may
+not run yet are held in `quarantine.py`.
 """
 
 import logging
@@ -22,20 +22,20 @@ from octavo.protocol.requests import Submit
 logger = logging.getLogger(__name__)
 
 MAX_CULPRITS = 1000
-"""Guilty requests that are remembered until their frontends have reconnected and got the error."""
+"""Number of guilty requests that are remembered until their frontends have reconnected and received the error."""
 
 
 class JournalWriter(Protocol):
-    """The part of `CrashJournal` that is needed here."""
+    """The part of `CrashJournal` that is used here."""
 
     def add(self, name: bytes) -> int:
-        """Record that this request may be what crashes the core from now on, and return its slot."""
+        """Record that this request may crash the core from now on, and return its slot."""
 
     def name(self, slot: int) -> bytes:
         """Return the name of the request in a slot."""
 
     def mark_in_flight(self, slot: int, *, is_in_flight: bool) -> None:
-        """Record whether a request may be what crashes the core, or waits without being touched."""
+        """Record whether a request may crash the core, or waits without being processed."""
 
     def remove(self, slot: int) -> None:
         """Record that the request in a slot has ended."""
@@ -44,10 +44,10 @@ class JournalWriter(Protocol):
         """Replace the stored crash record."""
 
     def note_progress(self) -> None:
-        """Record that a request has got a token."""
+        """Record that a request has received a token."""
 
     def note_isolation(self, *, is_isolating: bool) -> None:
-        """Record whether suspects run isolated from now on."""
+        """Record whether suspects run in isolation from now on."""
 
 
 class CrashAttribution:
@@ -55,34 +55,34 @@ class CrashAttribution:
 
     Args:
         scheduler: owns the requests.
-        journal: written before anything can go wrong.
+        journal: written before a request can do any harm.
     """
 
     def __init__(self, scheduler: Scheduler, journal: JournalWriter) -> None:
         self.version = 0
-        """Changes whenever `can_run` may answer differently."""
+        """Changes whenever the result of `can_run` may change."""
         self._journal = journal
         self._scheduler = scheduler
         self._suspects: CrashBisection[bytes] = CrashBisection()
         self._culprits: dict[bytes, str] = {}
-        """Guilty requests and their error messages; the oldest are dropped first."""
+        """Error messages of guilty requests by name. The oldest are dropped first."""
         self._slots = RequestMap[int]()
-        """Slots in the journal of every request that was forwarded and has not ended. The journal holds their names."""
+        """Journal slots of all requests that were forwarded and have not ended. The journal holds their names."""
         self._held: dict[RequestKey, bytes] = {}
         """Names of the live requests that were not forwarded."""
         self._live_suspects: dict[bytes, set[RequestKey]] = {}
         """The live requests of each suspect, forwarded or not."""
         self._safe_lengths: dict[RequestKey, int] = {}
-        """For each suspect the number of outputs that proves it got past the point of the crash."""
+        """For each suspect, the number of outputs that proves it has passed the point of the crash."""
         self._allowed: frozenset[bytes] | None = None
-        """The requests that may run; None: all."""
+        """Names of the requests that may run. None if all may."""
         self._is_stale = False
-        """True when suspects or live requests have changed since `_allowed` was computed."""
+        """True if suspects or live requests have changed since `_allowed` was computed."""
         self._is_draining = False
-        """True while steps in flight may compute requests that may not run. Nothing else runs until they have ended, so
-        a crash tells which of the two have caused it."""
+        """True while steps in flight may compute requests that may not run any more. No other request starts until
+        these steps have ended, so that a crash can be attributed to one of the two groups."""
         self._turn = Turn.OWN
-        """Which requests may run beside those of other engines that are computed in the same steps."""
+        """Which requests may run together with those of other engines that share our steps."""
         self._has_progressed = False
 
     @property
@@ -94,8 +94,8 @@ class CrashAttribution:
         """Take over from the previous core. Must be called before any other method.
 
         Args:
-            record: what that core knew.
-            in_flight: the requests that may have crashed it.
+            record: the record of the previous core.
+            in_flight: names of the requests that may have crashed it.
             cause: how it died.
         """
         self._suspects = CrashBisection(record.suspicion)
@@ -106,18 +106,18 @@ class CrashAttribution:
         self._save()
 
     def error_of(self, name: bytes) -> str | None:
-        """Return the error message of a guilty request, None for all others."""
+        """Return the error message of a guilty request. Return None for all other requests."""
         return self._culprits.get(name)
 
     def reset(self, name: bytes) -> None:
-        """Forget what is known of a name: a new request uses it."""
+        """Forget everything about a name that a new request uses."""
         if name in self._suspects or name in self._culprits:
             self._culprits.pop(name, None)
             self._clear([name])
             self._save()
 
     def add(self, name: bytes, key: RequestKey) -> None:
-        """Note a new request, which is not forwarded yet."""
+        """Add a new request that is not forwarded yet."""
         self._held[key] = name
         if name in self._suspects:
             self._live_suspects.setdefault(name, set()).add(key)
@@ -129,11 +129,11 @@ class CrashAttribution:
 
     @property
     def tracked(self) -> RequestMap[int]:
-        """The live requests that were forwarded; only read."""
+        """Journal slots of the live requests that were forwarded; read-only."""
         return self._slots
 
     def can_run(self, name: bytes) -> bool:
-        """Return whether a request may be forwarded now; otherwise it must not be touched."""
+        """Return whether a request may be forwarded now. If not, it must not be processed at all."""
         if self._allowed is None:
             return not self._suspects.is_isolated(name)
         return name in self._allowed and not self._is_draining
@@ -149,7 +149,7 @@ class CrashAttribution:
             self._restrict()
 
     def finish(self, key: RequestKey) -> None:
-        """Note that a forwarded request has ended; other keys are ignored."""
+        """Note that a forwarded request has ended. Other keys are ignored."""
         if (slot := self._slots.pop(key)) is None:
             return
         name = self._journal.name(slot)
@@ -159,13 +159,13 @@ class CrashAttribution:
             self._clear([name])
 
     def note_progress(self) -> None:
-        """Note that a request has got a token."""
+        """Note that a request has received a token."""
         if not self._has_progressed:
             self._has_progressed = True
             self._journal.note_progress()
 
     def record_worker_crash(self, cause: str) -> list[ClientEvent]:
-        """Take back all requests that the workers had, and fail the guilty one, if one is known.
+        """Take back all requests from the workers, and fail the guilty one if it is known.
 
         Args:
             cause: how the workers died.
@@ -190,7 +190,7 @@ class CrashAttribution:
         return events
 
     def update(self) -> None:
-        """Clear the suspects that got past the point of the crash, and let the next requests run."""
+        """Clear the suspects that have passed the point of the crash, and let the next requests run."""
         if self._safe_lengths:
             safe = [key for key, length in self._safe_lengths.items() if self._has_reached(key, length)]
             for key in safe:
@@ -203,7 +203,7 @@ class CrashAttribution:
             self._drain()
 
     def set_turn(self, turn: Turn) -> None:
-        """Let the requests run that other engines leave us, if they are computed in the same steps as ours."""
+        """Run only the requests that other engines allow us, if they share our steps."""
         if turn is not self._turn:
             self._turn = turn
             self._is_draining = True
@@ -223,7 +223,7 @@ class CrashAttribution:
             self._is_stale = True
 
     def _find_live_suspects(self) -> None:
-        """Look for the suspects among all live requests."""
+        """Find the suspects among all live requests."""
         self._live_suspects = {}
         tracked = ((key, self._journal.name(slot)) for key, slot in self._slots.items())
         for key, name in chain(self._held.items(), tracked):
@@ -242,7 +242,7 @@ class CrashAttribution:
         self._is_stale = True
 
     def _select_allowed(self) -> None:
-        """Compute which requests may run, and save what is known."""
+        """Compute which requests may run, and save the state."""
         self._is_stale = False
         self.version += 1
         allowed = self._suspects.select_group(self._live_suspects)
@@ -260,12 +260,12 @@ class CrashAttribution:
     def _restrict(self) -> None:
         keys = self._allowed_keys()
         if keys is not None and self._is_draining:
-            keys &= self._scheduler.allowed or frozenset()  # a group that has become smaller goes on
+            keys &= self._scheduler.allowed or frozenset()  # a group that has only become smaller continues
         if keys != self._scheduler.allowed:
             self._scheduler.restrict(keys)
 
     def _allowed_keys(self) -> frozenset[RequestKey] | None:
-        """Return the forwarded requests that may run; None: all."""
+        """Return the forwarded requests that may run. Return None if all may."""
         if self._turn is Turn.NONE:
             return frozenset()
         if self._allowed is None:

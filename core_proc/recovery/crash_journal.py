@@ -1,7 +1,7 @@
 """`CrashJournal`: what a core leaves to its successor, however it dies: requests in flight, and suspects.
 
 The journal is two files in the core's private directory. Written pages survive the death of their process, so nothing
-is flushed. `crash_attribution.py` decides what the contents mean.
+is flushed. `crash_attribution.py` interprets the contents.
 """
 
 import mmap
@@ -13,11 +13,12 @@ from octavo.protocol.crash_bisection import BisectionState
 from octavo.protocol.pulse import PulseWriter
 
 NAME_BYTES = 16
-"""Size of a request's name that stays the same when the core restarts: a digest of the frontend's name and its id."""
+"""Size of a request's name, which stays the same when the core restarts: a digest of the frontend's name and its
+request id."""
 
 MIN_SLOTS = 256
 _SLOT_BYTES = NAME_BYTES + 1
-"""A slot holds a name, and then whether the request is in flight."""
+"""A slot holds a name, and a byte that says whether the request is in flight."""
 
 
 class CrashRecord(msgspec.Struct):
@@ -25,30 +26,31 @@ class CrashRecord(msgspec.Struct):
 
     suspicion: BisectionState[bytes] = msgspec.field(default_factory=BisectionState)
     culprits: dict[bytes, str] = {}
-    """Requests found guilty, and the error message for each: their frontends may not have received it yet."""
+    """Error messages of guilty requests by name. Their frontends may not have received them yet."""
 
 
 class CrashJournal:
-    """The writing end.
+    """The writer of the journal.
 
     Args:
-        directory: of this core alone.
-        pulse: tells the process that restarts the core whether there was progress, and whether suspects ran isolated.
+        directory: the private directory of this core.
+        pulse: tells the process that restarts the core whether there was progress, and whether suspects ran in
+            isolation.
     """
 
     def __init__(self, directory: Path, pulse: PulseWriter) -> None:
         self._directory = directory
         self._pulse = pulse
         self._num_used = 0
-        """Slots that have been used, from the first on."""
+        """Number of leading slots that have been used."""
         self._free: list[int] = []
-        """Those among them that are free again."""
+        """Used slots that are free again."""
         with open(directory / "in_flight", "w+b") as file:
             file.truncate(MIN_SLOTS * _SLOT_BYTES)
             self._memory = mmap.mmap(file.fileno(), MIN_SLOTS * _SLOT_BYTES)
 
     def add(self, name: bytes) -> int:
-        """Record that this request may be what crashes the core from now on, and return its slot."""
+        """Record that this request may crash the core from now on, and return its slot."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -64,7 +66,7 @@ class CrashJournal:
         return self._memory[slot * _SLOT_BYTES : slot * _SLOT_BYTES + NAME_BYTES]
 
     def mark_in_flight(self, slot: int, *, is_in_flight: bool) -> None:
-        """Record whether a request may be what crashes the core, or waits without being touched."""
+        """Record whether a request may crash the core, or waits without being processed."""
         self._memory[slot * _SLOT_BYTES + NAME_BYTES] = is_in_flight
 
     def remove(self, slot: int) -> None:
@@ -73,26 +75,26 @@ class CrashJournal:
         self._free.append(slot)
 
     def save(self, record: CrashRecord) -> None:
-        """Replace the stored crash record; a crash in between leaves the previous one."""
+        """Replace the stored crash record. A crash meanwhile leaves the previous record."""
         path = self._directory / "suspects.new"
         path.write_bytes(msgspec.msgpack.encode(record))
         path.replace(self._directory / "suspects")
 
     def note_progress(self) -> None:
-        """Record that a request has got a token."""
+        """Record that a request has received a token."""
         self._pulse.note_progress()
 
     def note_isolation(self, *, is_isolating: bool) -> None:
-        """Record whether suspects run isolated from now on."""
+        """Record whether suspects run in isolation from now on."""
         self._pulse.note_isolation(is_isolating=is_isolating)
 
     def close(self) -> None:
-        """Unmap the file; both files stay until their directory is removed."""
+        """Unmap the file. Both files stay until their directory is removed."""
         self._memory.close()
 
 
 def read_crash_record(directory: Path) -> tuple[CrashRecord, list[bytes]] | None:
-    """Return what a dead core knew, and which requests were in flight; None if it never took a request."""
+    """Return a dead core's record and the requests in flight. Return None if it never accepted a request."""
     try:
         slots = (directory / "in_flight").read_bytes()
     except FileNotFoundError:
@@ -100,7 +102,7 @@ def read_crash_record(directory: Path) -> tuple[CrashRecord, list[bytes]] | None
     try:
         record = msgspec.msgpack.decode((directory / "suspects").read_bytes(), type=CrashRecord)
     except FileNotFoundError:
-        record = CrashRecord()  # it suspected nobody
+        record = CrashRecord()  # it suspected no request
     starts = [start for start in range(0, len(slots), _SLOT_BYTES) if slots[start + NAME_BYTES]]
-    # A frontend that reconnects may submit a request again before the core has noticed the loss of its connection.
+    # A reconnecting frontend may resubmit a request before the core has noticed the loss of its connection.
     return record, list(dict.fromkeys(slots[start : start + NAME_BYTES] for start in starts))

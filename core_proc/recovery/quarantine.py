@@ -1,7 +1,8 @@
 """`Quarantine`: every request enters here. It is forwarded at once, unless crash suspects run in isolation.
 
-A suspect is not touched until its group may run, and while suspects run no other request is forwarded.
-`crash_attribution.py` decides which requests may run. As every request passes here, it also knows those of each client.
+A suspect is not processed until its group may run. While suspects run, no other request is forwarded.
+`crash_attribution.py` decides which requests may run. Because every request passes here, the quarantine also tracks the
+requests of each client.
 """
 
 import hashlib
@@ -20,17 +21,17 @@ from octavo.protocol.requests import Submit
 logger = logging.getLogger(__name__)
 
 MAX_RELEASED_AT_ONCE = 256
-"""Requests forwarded per iteration of the loop, so that the end of a long quarantine does not delay steps."""
+"""Most requests forwarded per loop iteration, so that the end of a long quarantine does not delay steps."""
 
 
 class Quarantine:
     """All live requests by client, and those among them that were not forwarded yet.
 
     Args:
-        attribution: knows which requests may run, and is told which were forwarded.
-        forward: hands a request on.
-        is_live: whether a forwarded request has not ended.
-        max_num_quarantined: new requests that may be held; 0: no limit.
+        attribution: decides which requests may run, and is notified of forwarded requests.
+        forward: passes a request on.
+        is_live: returns whether a forwarded request has not ended.
+        max_num_quarantined: most new requests that may be held; 0: no limit.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class Quarantine:
         self._is_live = is_live
         self._max_num_quarantined = max_num_quarantined
         self._quarantined = RequestMap[tuple[bytes, Submit]]()
-        """Requests that are held, with their restart-proof names."""
+        """Held requests, with names that survive restarts."""
         self._releasable: deque[RequestKey] = deque()
         """Requests that could run when `_version` was current."""
         self._version = attribution.version
         self._is_open = True
         self._frontends: dict[bytes, tuple[bytes, bytes]] = {}
-        """Each connected client's identity, one object for all of its requests, and the name that it keeps when it
-        reconnects."""
+        """For each connected client, its identity (one object shared by all its requests) and the name that it keeps
+        when it reconnects."""
 
     @property
     def num_held(self) -> int:
-        """Requests that are held."""
+        """Number of held requests."""
         return len(self._quarantined)
 
     @property
     def num_live(self) -> int:
-        """Live requests of all clients, those that are held included."""
+        """Number of live requests of all clients, including held ones."""
         return len(self._quarantined) + len(self._attribution.tracked)
 
     @property
@@ -70,16 +71,16 @@ class Quarantine:
         return list(dict.fromkeys([*self._attribution.tracked.clients, *self._quarantined.clients]))
 
     def requests_of(self, client: bytes) -> list[RequestId]:
-        """Return the live requests of a client: first those that were forwarded, then those that are held."""
+        """Return the live requests of a client: first the forwarded ones, then the held ones."""
         return [*self._attribution.tracked.ids_of(client), *self._quarantined.ids_of(client)]
 
     def is_live(self, key: RequestKey) -> bool:
-        """Return whether a request has not ended, wherever it is."""
+        """Return whether a request has not ended, forwarded or held."""
         return key in self._quarantined or key in self._attribution.tracked
 
     @property
     def has_ready(self) -> bool:
-        """True when `release_ready` may have something to do."""
+        """True if `release_ready` may have work to do."""
         return (
             self._is_open
             and bool(self._quarantined)
@@ -87,7 +88,7 @@ class Quarantine:
         )
 
     def hold(self, *, is_open: bool) -> None:
-        """Hold all new requests from now on, or none any more."""
+        """Hold all new requests from now on; stop holding them if `is_open`."""
         self._version = -1 if is_open and not self._is_open else self._version
         self._is_open = is_open
 
@@ -96,11 +97,11 @@ class Quarantine:
         self._frontends[client] = (client, frontend_id or client)
 
     def disconnect(self, client: bytes) -> None:
-        """Drop a client that is gone, whose requests have been aborted."""
+        """Drop a disconnected client whose requests have been aborted."""
         self._frontends.pop(client, None)
 
     def submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        """Forward a request, or hold it; a returned event says why it ended at once."""
+        """Forward a request, or hold it. Return events if it ends at once."""
         client, frontend = self._frontends.get(client, (client, client))
         key = (client, submit.request_id)
         name = _name_of(frontend, submit.request_id)
@@ -124,7 +125,7 @@ class Quarantine:
         return []
 
     def release_ready(self) -> list[ClientEvent]:
-        """Forward the requests that may run by now, a bounded number; return how those ended that could not."""
+        """Forward a bounded number of requests that may run by now. Return events for those that fail."""
         if not self._is_open:
             return []
         if self._version != self._attribution.version:
@@ -140,7 +141,7 @@ class Quarantine:
         return events
 
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
-        """End requests that are held; other ids are ignored."""
+        """Abort held requests. Other ids are ignored."""
         events: list[ClientEvent] = []
         if not self._quarantined:
             return events
@@ -151,7 +152,7 @@ class Quarantine:
         return events
 
     def observe(self, events: Sequence[ClientEvent]) -> None:
-        """Note which requests have ended and whether there is progress, from the events for frontends."""
+        """Note from the events for frontends which requests have ended and whether there is progress."""
         for client, event in events:
             if isinstance(event, Tokens | StreamedTokens):
                 self._attribution.note_progress()
@@ -164,6 +165,6 @@ class Quarantine:
 
 
 def _name_of(frontend: bytes, request_id: RequestId) -> bytes:
-    """Return the name of a request in all cores that its frontend submits it to."""
+    """Return the name that a request has in all cores to which its frontend submits it."""
     key = frontend[: hashlib.blake2b.MAX_KEY_SIZE]
     return hashlib.blake2b(request_id.encode(), digest_size=NAME_BYTES, key=key).digest()

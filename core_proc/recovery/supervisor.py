@@ -1,7 +1,7 @@
-"""`WorkerSupervisor`: the workers as the step loop sees them, whichever group of processes that is at the moment.
+"""`WorkerSupervisor`: the workers as seen by the step loop, whichever group of processes currently runs.
 
-When a group fails, the scheduler drops the state that was in its memory, and the next group is started while the loop
-continues. The loop calls `poll` in each iteration. The supervisor itself never blocks and touches no socket.
+When a group fails, the scheduler drops the state in its memory, and the next group is started while the loop continues.
+The loop calls `poll` in each iteration. The supervisor itself never blocks and uses no socket.
 """
 
 import logging
@@ -25,7 +25,7 @@ from octavo.protocol.worker_commands import Profile
 logger = logging.getLogger(__name__)
 
 SUSPENDED_S = 1.0
-"""If we notice a missed deadline this late, our own process was suspended; do not blame the workers."""
+"""If we notice a missed deadline this many seconds late, our own process was suspended: don't blame the workers."""
 
 
 class SupervisionState(Enum):
@@ -41,13 +41,13 @@ class WorkerSupervisor:
     """Executes steps on one group of workers after another.
 
     Args:
-        group: the first one, ready.
-        plan: the cache that every group allocates.
+        group: the first group, which is ready.
+        plan: the cache plan that every group allocates.
         scheduler: owns the requests and the counters.
         attribution: finds requests that crash workers.
-        clock: in seconds.
-        step_timeout_s: a step that takes longer hangs.
-        start_timeout_s: a start that takes longer has failed.
+        clock: returns the time in seconds.
+        step_timeout_s: seconds after which a step counts as hung.
+        start_timeout_s: seconds after which a start counts as failed.
         max_restarts: give up after this many restarts without a step in between.
         on_loss: called when a group has failed.
     """
@@ -66,9 +66,9 @@ class WorkerSupervisor:
         on_loss: Callable[[], None],
     ) -> None:
         self._group: WorkerGroup | None = group
-        """None between a failure and the next start."""
+        """The current group. None between a failure and the next start."""
         self._latest = group
-        """The group whose `restart` makes the next one."""
+        """The group whose `restart` creates the next one."""
         self._commands = WorkerCommands(group)
         self._plan = plan
         self._scheduler = scheduler
@@ -82,23 +82,23 @@ class WorkerSupervisor:
         self._entered_s = clock()
         """When the current state was entered."""
         self._due_s: float | None = None
-        """Deadline of the current state: for a reply, the end of the delay, or the start of the group."""
+        """Deadline of the current state: of a reply, of the delay, or of the group's start. None if there is none."""
         self._ending: list[WorkerGroup] = []
-        """Groups that were killed and have not exited yet."""
+        """Groups that were killed but have not exited yet."""
         self._loads_due_s: dict[int, float] = {}
-        """Deadlines of the answers to `load_blocks`, the earliest first."""
+        """Deadlines of the replies to `load_blocks`, the earliest first."""
         self._num_loads = 0
         self._lost_s: float | None = None
-        """When the workers were lost; None while they compute."""
+        """When the workers were lost. None while they compute."""
         self._interrupted: set[RequestKey] = set()
         """Requests that were running when the workers were lost."""
         self._num_joined = 0
-        """Of the current group, when it last made progress."""
+        """The current group's `num_joined` when it last made progress."""
         self._events: list[ClientEvent] = []
         self.on_replaced: Callable[[], None] = lambda: None
-        """Called when another group is ready, which has the weights that the engine was started with."""
+        """Called when a new group is ready. It has the weights with which the engine was started."""
         self.version = 0
-        """Changes whenever `waitables` do."""
+        """Changes whenever `waitables` changes."""
 
     @property
     def is_ready(self) -> bool:
@@ -107,19 +107,19 @@ class WorkerSupervisor:
 
     @property
     def cache_plan(self) -> CachePlan:
-        """The cache that the workers allocate."""
+        """The cache plan according to which the workers allocate."""
         return self._plan
 
     @property
     def waitables(self) -> list[Any]:
-        """Sockets and file descriptors that become readable when `take_result` or `poll` has something to do."""
-        # A starting group is not advanced before the earlier ones have exited, so it must not wake the core.
+        """Sockets and file descriptors that become readable when `take_result` or `poll` has work to do."""
+        # A starting group is not advanced before earlier groups have exited, so it must not wake the core.
         groups = self._ending or ([self._group] if self._group else [])
         return [waitable for group in groups for waitable in group.waitables]
 
     @property
     def timeout_s(self) -> float | None:
-        """How long the core may sleep before the next `poll`; None: until something happens."""
+        """Seconds that the core may sleep before the next `poll`. None if it may sleep until something happens."""
         due_s = min(filter(None, (self._due_s, *islice(self._loads_due_s.values(), 1))), default=None)
         return None if due_s is None else max(0.0, due_s - self._clock())
 
@@ -130,17 +130,17 @@ class WorkerSupervisor:
         self._commands.execute(plan)
 
     def join_steps(self) -> None:
-        """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
+        """Join steps that other engines have begun, because there is nothing to plan here. Never blocks."""
         assert self._group is not None
         self._group.join_steps()
 
     def send_masks(self, masks: Sequence[TokenMask]) -> None:
-        """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
+        """Send every rank the masks of the oldest step that still awaits them. Never blocks."""
         assert self._group is not None
         self._commands.send_masks(masks)
 
     def take_result(self) -> StepResult | None:
-        """Return the result of the oldest step that has one, None when there is none. Never blocks.
+        """Return the result of the oldest step that has one. Return None if there is none. Never blocks.
 
         Raises:
             WorkerFailed: the workers keep failing and are given up; the root cause.
@@ -164,10 +164,10 @@ class WorkerSupervisor:
         return result
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
-        """Start (None: stop) the profiler on every rank.
+        """Start the profiler on every rank, or stop it if `directory` is None.
 
         Args:
-            directory: for the profile.
+            directory: directory of the profile.
             on_done: called now or later with an error message, "" for success.
         """
         self._command(
@@ -178,17 +178,17 @@ class WorkerSupervisor:
         """Send every rank a command about weights, which may take as long as a start.
 
         Args:
-            make: returns it.
-            on_done: called now or later with what they have answered.
+            make: returns the command.
+            on_done: called now or later with the ranks' replies.
         """
         self._command(make, on_done, max(self._step_timeout_s, self._start_timeout_s))
 
     def load_blocks(self, make: MakeCommand, on_done: OnDone) -> None:
-        """Have every rank fill or store blocks while steps go on. Steps that end meanwhile do not extend its deadline.
+        """Have every rank load or store blocks while steps continue. Completed steps do not extend the deadline.
 
         Args:
             make: returns the command.
-            on_done: called later with what they have answered, or that they are lost.
+            on_done: called later with the ranks' replies, or with a fault if the workers are lost.
         """
         assert self._group is not None
 
@@ -233,7 +233,7 @@ class WorkerSupervisor:
             self._check_timeout()
         elif (due_s := next(iter(self._loads_due_s.values()), None)) is not None and self._clock() >= due_s:
             self._check_loads(due_s)
-        # With nothing left to compute, no result will come to end the pause.
+        # With nothing left to compute, no result will end the pause.
         if self._lost_s is not None and self.is_ready and not self._scheduler.requests:
             self._note_recovery(self._lost_s)
         self._attribution.update()
@@ -243,7 +243,7 @@ class WorkerSupervisor:
         return events
 
     def stop(self) -> None:
-        """Have all workers exit after the commands that were sent before.
+        """Have all workers exit after the commands sent so far.
 
         Blocks until: they have ended, for a bounded time.
         """
@@ -251,7 +251,7 @@ class WorkerSupervisor:
             self._group.stop()
 
     def kill(self) -> None:
-        """Kill all workers, those of earlier groups included.
+        """Kill all workers, including those of earlier groups.
 
         Blocks until: they have ended.
         """
@@ -259,14 +259,14 @@ class WorkerSupervisor:
             group.kill()
 
     def _lose(self, failure: WorkerFailed) -> None:
-        """Preempt all requests and schedule the start of another group.
+        """Preempt all requests and schedule the start of the next group.
 
         Raises:
-            WorkerFailed: too many failures without progress; the cause of the first of them.
+            WorkerFailed: too many failures without progress; the cause is that of the first failure.
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        is_elsewhere = failure.cause == "other_engine"  # which counts this failure, and looks for its cause
+        is_elsewhere = failure.cause == "other_engine"  # the other engine counts this failure, and looks for its cause
         decision = RestartDecision(0.0, is_hopeless=False) if is_elsewhere else self._policy.fail(str(failure))
         if decision.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
@@ -301,7 +301,7 @@ class WorkerSupervisor:
         self._enter(SupervisionState.STARTING, self._start_timeout_s)
 
     def _advance(self, group: WorkerGroup, *, is_overdue: bool) -> None:
-        """Continue the start of a group, once earlier ones have exited: it may need their memory."""
+        """Continue the start of a group, once earlier groups have exited: it may need their memory."""
         try:
             is_ready = not self._ending and group.advance(self._plan)
         except WorkerFailed as failure:
@@ -327,7 +327,7 @@ class WorkerSupervisor:
             self._due_s = self._clock() + self._step_timeout_s
 
     def _check_timeout(self) -> None:
-        """Handle an overdue reply: the workers hang, unless this process was suspended, too."""
+        """Handle an overdue reply: the workers hang, unless this process was suspended too."""
         assert self._due_s is not None
         if self._clock() - self._due_s > SUSPENDED_S:
             self._due_s = self._clock() + self._step_timeout_s
@@ -339,7 +339,7 @@ class WorkerSupervisor:
         self._lose(WorkerFailed(message, "hung"))
 
     def _check_loads(self, due_s: float) -> None:
-        """Handle an overdue load as `_check_timeout` does."""
+        """Handle an overdue load like `_check_timeout`."""
         if self._clock() - due_s > SUSPENDED_S:
             self._loads_due_s = dict.fromkeys(self._loads_due_s, self._clock() + self._step_timeout_s)
             return
@@ -353,7 +353,7 @@ class WorkerSupervisor:
         self.version += 1
 
     def _note_recovery(self, lost_s: float) -> None:
-        """Record the length of the pause: the workers compute again, or could."""
+        """Record the duration of the outage once the workers compute again, or could."""
         pause_s = self._clock() - lost_s
         self._lost_s = None
         num_resumed = sum(key in self._scheduler.requests for key in self._interrupted)

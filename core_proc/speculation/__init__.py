@@ -1,1 +1,1 @@
-"""Drafts of the tokens that follow, which one step verifies: speculative decoding (docs/speculative-decoding.md)."""
+"""Drafts of the next tokens that one step verifies: speculative decoding (docs/speculative-decoding.md)."""

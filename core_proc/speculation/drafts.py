@@ -1,4 +1,4 @@
-"""Drafts of the workers, which draft with layers of their own after each step."""
+"""Drafts made by the workers, which run draft layers or a draft model after each step."""
 
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord
@@ -7,14 +7,14 @@ from octavo.protocol.steps import StepResult
 
 
 class DraftProposer:
-    """Offers the latest drafts of each request, as long as no token has come after those that they follow."""
+    """Proposes the latest drafts of each request, unless a token has been added after those that they follow."""
 
     def __init__(self) -> None:
         self._drafts: dict[Request, tuple[int, IdArray]] = {}
-        """The number of known tokens when they were drafted, and the drafts."""
+        """The number of known tokens at the time of drafting, and the drafts."""
 
     def keep(self, record: StepRecord, result: StepResult) -> None:
-        """Take the drafts of a step that has been accepted."""
+        """Store the drafts of a step whose result was applied."""
         if not result.drafts:
             return
         requests = {scheduled.slot: request for request, scheduled in record.chunks}

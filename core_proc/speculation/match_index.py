@@ -1,4 +1,4 @@
-"""`MatchIndex`: where the last tokens of a sequence have occurred before, as LZ77 compressors find it."""
+"""`MatchIndex`: finds earlier occurrences of the last tokens of a sequence, as LZ77 compressors do."""
 
 from array import array
 from collections.abc import Iterator
@@ -6,25 +6,25 @@ from collections.abc import Iterator
 from octavo.protocol.ids import IdArray
 
 MAX_CANDIDATES = 16
-"""Earlier occurrences that are looked at, the latest first. Bounds the time for text such as `, , , ,`."""
+"""Number of earlier occurrences that are tried, the latest first. Bounds the time for text such as `, , , ,`."""
 
 MAX_INDEXED = 4096
-"""Tokens that one call adds: a long prompt is indexed over several steps, none of which it delays by more than a few
-milliseconds."""
+"""Most tokens that one call adds. A long prompt is indexed over several steps, each delayed by a few milliseconds at
+most."""
 
 MAX_HEADS = 1 << 16
-"""Longer sequences have longer lists for each hash."""
+"""Most hash buckets. Longer sequences have longer chains per bucket."""
 
 
 class MatchIndex:
-    """The places of all n-grams in a sequence that grows.
+    """The positions of all n-grams in a growing sequence.
 
-    Places with equal hashes are a linked list, the latest first. Hashes are those of tuples of integers, which are the
-    same in every process. Takes about 8 bytes for each token.
+    Positions with equal hashes form a linked list, the latest first. Hashes are those of integer tuples, which are the
+    same in every process. Needs about 8 bytes per token.
 
     Args:
-        size: tokens of an n-gram; shorter matches are not found.
-        most: length that the sequence may reach.
+        size: tokens of an n-gram. Shorter matches are not found.
+        most: longest length that the sequence may reach.
     """
 
     def __init__(self, size: int, most: int) -> None:
@@ -32,20 +32,20 @@ class MatchIndex:
         num_heads = 1 << min(most, MAX_HEADS).bit_length()
         self._mask = num_heads - 1
         self._latest = array("i", [-1]) * num_heads
-        """By hash: the end of its latest n-gram, which is the index of the token after it."""
+        """By hash: the end of its latest n-gram, i.e. the index of the token after it; -1 if there is none."""
         self._previous = array("i")
-        """By end: that of the n-gram before with the same hash, -1 if there is none."""
+        """By end of an n-gram: the end of the previous n-gram with the same hash; -1 if there is none."""
 
     def extend(self, token_ids: IdArray, end: int, domain: int = 0) -> bool:
         """Add the n-grams that end at or before `end`, at most `MAX_INDEXED` of them.
 
         Args:
             token_ids: the sequence, which only grows.
-            end: most tokens of it to add.
-            domain: n-grams of different ones rarely find each other.
+            end: number of its leading tokens to index.
+            domain: n-grams of different domains rarely match each other.
 
         Returns:
-            Whether all of them are added.
+            Whether all of them were added.
         """
         latest, previous, size, mask = self._latest, self._previous, self.size, self._mask
         first = len(previous)
@@ -60,9 +60,9 @@ class MatchIndex:
         return last == end + 1
 
     def find(self, token_ids: IdArray, domain: int = 0) -> Iterator[int]:
-        """Yield where the last n-gram of `token_ids` may have ended before, the latest place first.
+        """Yield possible earlier ends of the last n-gram of `token_ids`, the latest first.
 
-        Another n-gram may have the same hash: `match_length` tells.
+        Different n-grams may have the same hash: verify each candidate with `match_length`.
         """
         if len(token_ids) < self.size:
             return
@@ -75,7 +75,7 @@ class MatchIndex:
 
 
 def match_length(token_ids: IdArray, source: IdArray, end: int, most: int) -> int:
-    """Return how many last tokens of `token_ids` equal those of `source` before `end`, at most `most`."""
+    """Return how many tokens at the end of `token_ids` equal those of `source` before `end`, at most `most`."""
     length, last, most = 0, len(token_ids), min(most, end, len(token_ids))
     while length < most and source[end - 1 - length] == token_ids[last - 1 - length]:
         length += 1

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the latest longest match of the last tokens, in the prompt or the output so far."""
+"""Prompt lookup: drafts what followed the latest longest match of the last tokens, in the prompt or the output."""
 
 from octavo.core_proc.request import Request
 from octavo.core_proc.speculation.match_index import MatchIndex, match_length
@@ -9,8 +9,8 @@ class NgramProposer:
     """Looks up the last tokens of each request in the request itself.
 
     Args:
-        min_tokens: shortest match.
-        max_tokens: longest match; among longer ones the latest is taken.
+        min_tokens: length of the shortest match.
+        max_tokens: longest length that is compared. Among matches of this length, the latest is used.
     """
 
     def __init__(self, min_tokens: int, max_tokens: int) -> None:
@@ -19,7 +19,7 @@ class NgramProposer:
         self._indexes: dict[Request, MatchIndex] = {}
 
     def propose(self, request: Request, num_tokens: int) -> IdArray | None:
-        """Return what followed the best match; None if there is none."""
+        """Return what followed the best match. Return None if there is no match."""
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = MatchIndex(self._min_tokens, request.max_num_tokens)
@@ -41,7 +41,7 @@ class NgramProposer:
 
 
 def continuation(token_ids: IdArray, start: int, num_tokens: int) -> IdArray:
-    """Return the tokens from `start` on; after the last one the text is taken to repeat itself from `start`."""
+    """Return the tokens from `start` on. If the text ends before `num_tokens`, it is assumed to repeat from `start`."""
     found = token_ids[start : start + num_tokens]
     while 0 < len(found) < num_tokens:
         found.extend(found[: num_tokens - len(found)])

@@ -1,56 +1,57 @@
-"""`Payoff`: whether drafts deliver more tokens per second in a batch, found out by doing without it for some steps.
+"""`Payoff`: measures whether drafting increases the tokens per second of a batch, by disabling it for some steps.
 
-The depth of a draft follows from what rows cost. Other costs appear in no step: masks of drafted positions and searches
-for drafts take processors from the workers. So a batch that drafts is compared with itself without drafts. Knows no
-clock: times come with the results of steps, so a recording holds them.
+The depth of a draft follows from the cost of rows. Other costs show up in no step: masks of drafted positions and
+searches for drafts take CPU time from the workers. So a batch with drafts is compared with the same batch without.
+Reads no clock: times come with the results of steps, so a recording contains them.
 """
 
 MIN_REQUESTS = 8
-"""In smaller batches rows cost little, and how well a few requests can be drafted changes from window to window."""
+"""In smaller batches rows cost little, and the acceptance of a few requests varies from window to window."""
 
 WINDOW_STEPS = 16
-"""Steps of each part of a comparison."""
+"""Number of steps in each window of a comparison."""
 
 SETTLING_STEPS = 2
-"""Steps at the beginning of a window that do not count: they were planned before it."""
+"""Number of steps at the beginning of a window that do not count, because they were planned before it."""
 
 WINDOWS = (True, False, False, True)
-"""Whether there are drafts. In this order a batch that shrinks or grows favours neither."""
+"""Whether drafts are enabled in each window. This order is fair if the batch shrinks or grows meanwhile."""
 
 FIRST_REST_STEPS = 512
-"""Steps between two comparisons: a comparison whose drafts cost a tenth of the rate costs half a percent of it."""
+"""Steps between two comparisons. If drafts cost a tenth of the rate, comparing costs half a percent of it."""
 
 MAX_REST_STEPS = 8192
-"""Each time that speculating does not pay off, the next comparison is twice as far away, up to so many steps."""
+"""Each time that drafting does not pay off, the next comparison is twice as far away, up to this many steps."""
 
 MIN_GAIN = 0.02
-"""Speculating must deliver this much more: a comparison cannot tell less from chance, and must not lose by chance."""
+"""Fraction by which drafting must increase the rate. A smaller gain may be noise, and drafting must not lose by
+chance."""
 
 MAX_SIZE_FACTOR = 4 / 3
-"""A batch whose size has changed by a larger factor is another one, and compared anew."""
+"""If the size of the batch has changed by a larger factor, it is compared anew."""
 
 MAX_RESTING_SIZE_FACTOR = 2.0
-"""The same while it does without drafts: a batch that shrinks as its requests end would be compared most of the time,
-and loses in each comparison."""
+"""The same factor while drafting is disabled. It is larger because a shrinking batch would be compared most of the
+time, and each comparison costs time."""
 
 MAX_STEP_FACTOR = 3.0
-"""A step that took so many times as long as the mean counts as if it had not: something else disturbed it."""
+"""Durations above this multiple of the mean are clipped to it: something else disturbed the step."""
 
 
 class Payoff:
-    """The verdict for the batch of the moment."""
+    """Whether drafting pays off in the current batch."""
 
     def __init__(self) -> None:
         self.may_speculate = True
         """Whether the next steps may have drafts."""
         self._num_requests = 0
-        """Of the batch that is compared or was judged; 0: none is."""
+        """Size of the batch that is being compared or was judged; 0 if none."""
         self._verdict = True
-        """Whether speculating paid off in the batch that was judged."""
+        """Whether drafting paid off in the batch that was judged."""
         self._window = 0
-        """Of `WINDOWS`; beyond the last: the batch is judged."""
+        """Index of the current window in `WINDOWS`; its length once the batch is judged."""
         self._num_steps = 0
-        """Of the window, or since the verdict."""
+        """Number of steps in the window, or since the verdict."""
         self._num_tokens = {True: 0, False: 0}
         self._elapsed_s = {True: 0.0, False: 0.0}
         self._num_counted = 0
@@ -60,15 +61,15 @@ class Payoff:
         """Learn from a step without prompts.
 
         Args:
-            num_requests: that decode.
-            num_tokens: that the step delivered.
-            period_s: from the end of the step before to its end.
-            has_draft_tokens: whether it has verified any.
+            num_requests: number of decoding requests.
+            num_tokens: number of tokens that the step delivered.
+            period_s: seconds between the end of the previous step and the end of this one.
+            has_draft_tokens: whether the step has verified any drafts.
         """
         if num_requests < MIN_REQUESTS:
             if not self._is_judged:
                 self._compare(0)
-            self.may_speculate = True  # the verdict is kept: batches of one size often follow each other
+            self.may_speculate = True  # the verdict is kept, because batches of the same size often follow
             return
         if self._is_other_batch(num_requests):
             self._compare(num_requests if has_draft_tokens else 0)  # without drafts there is nothing to compare
@@ -100,7 +101,7 @@ class Payoff:
         return max(num_requests, self._num_requests) > limit * min(num_requests, self._num_requests)
 
     def _compare(self, num_requests: int) -> None:
-        """Begin a comparison with the next step, or with the next draft if `num_requests` is 0."""
+        """Start a comparison with the next step, or with the next draft if `num_requests` is 0."""
         self.may_speculate, self._num_requests = WINDOWS[0], num_requests
         self._window = self._num_steps = self._num_counted = 0
         self._num_tokens, self._elapsed_s = {True: 0, False: 0}, {True: 0.0, False: 0.0}

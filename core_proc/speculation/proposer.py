@@ -7,24 +7,24 @@ from octavo.protocol.ids import IdArray
 
 
 class Proposer(Protocol):
-    """One way of speculating. Deterministic: the same requests, tokens and calls give the same drafts.
+    """One method of speculation. Deterministic: the same requests, tokens and calls give the same drafts.
 
-    A draft costs microseconds, also for a long request, and a wrong one costs only time: what is delivered is what the
-    model samples.
+    A draft costs microseconds, even for a long request. A wrong draft only costs time: the delivered tokens are those
+    that the model samples.
     """
 
     def propose(self, request: Request, num_tokens: int) -> IdArray | None:
-        """Return at most `num_tokens` tokens that may follow the known tokens of a request; None: no draft.
+        """Return at most `num_tokens` tokens that may follow the known tokens of a request. Return None for no draft.
 
         Called whenever tokens of the request have become known.
         """
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept for a request, which has ended."""
+        """Drop the state of a request that has ended."""
 
 
 class NoProposer:
-    """Leaves all drafts to the grammars of requests."""
+    """Proposes nothing: all drafts come from the grammars of requests."""
 
     def propose(self, request: Request, num_tokens: int) -> None:
         """See `Proposer.propose`."""

@@ -1,7 +1,7 @@
-"""`Speculation`: which requests the next step drafts for, and what; learns from every result.
+"""`Speculation`: decides for which requests the next step verifies drafts, and learns from every result.
 
-Part of the scheduler, not of the workers: drafts depend on known tokens and on the times of steps, which a recording
-holds, so a replay makes the same ones.
+Part of the scheduler, not of the workers: drafts depend on known tokens and on step times. A recording contains both,
+so a replay makes the same drafts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,13 +33,13 @@ from octavo.protocol.steps import UNREAD_DRAFT, StepResult
 class Speculation:
     """The drafts of one scheduler.
 
-    Only a request whose last token is known is given drafts. Meanwhile the others are planned ahead, so a request that
-    has a draft is first held until the steps in flight have sampled its tokens.
+    Only a request whose last token is known can have drafts. Requests are planned ahead, so a request with a draft is
+    first held until the steps in flight have sampled its tokens.
 
     Args:
         config: method and limits.
-        batch: the running requests; holds those that wait for a token.
-        counters: of drafts and accepted tokens; updated.
+        batch: the running requests; it holds requests that wait for a token.
+        counters: counters of drafts and accepted tokens; updated.
     """
 
     def __init__(self, config: ResolvedSpeculation, batch: RunningBatch, counters: EngineStats) -> None:
@@ -48,37 +48,37 @@ class Speculation:
         self._counters = counters
         self._proposer = make_proposer(config)
         self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
-        """Drafts that come from the workers; None: they make none."""
+        """The proposer of drafts made by the workers. None if the workers make none."""
         self._depth = Depth if config.is_adaptive else FixedDepth
         self._default_depth = self._depth(config.max_depth)
         self._cost, self._draft_cost, self._not_ahead_cost = StepCost(), DraftCost(), NotAheadCost()
         self._payoff = Payoff()
         self._num_undrafted = 0
-        """Steps since the workers have drafted."""
+        """Number of steps since the workers last drafted."""
         self._depths: dict[Request, Depth] = {}
         self._drafted: dict[SlotId, Request] = {}
-        """Whom the workers have drafted for after the latest step, by the slots that they had in it."""
+        """Requests for which the workers drafted after the latest step, by their slots in that step."""
         self._draft_tokens: dict[Request, IdArray] = {}
-        """For requests of which the next step may compute more than one token."""
+        """Drafts for the next step, by request."""
         self._candidates: dict[Request, IdArray] = {}
-        """Of requests with a grammar: proposals that nobody has looked at with the grammar yet."""
+        """Proposals for requests with a grammar, until the grammar has checked them."""
         self._proposals: list[tuple[Request, IdArray]] = []
-        """Of the other requests, meanwhile."""
+        """Proposals for the other requests, which wait for the grammars too."""
         self._num_rests = 0
-        """Steps that are left out before grammars are asked again."""
+        """Number of steps to skip before grammars are asked again."""
         self._rest_steps = 0
-        """Steps that were left out after grammars were last asked; 0: what they drafted was worth it."""
+        """Number of steps that were skipped after grammars were last asked; 0 if their drafts paid off."""
 
     def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
-        """Return the drafts for requests that the next step extends; there are no further ones for them."""
+        """Remove and return the drafts for requests that the next step extends."""
         if not self._draft_tokens:
             return {}
         taken = self._draft_tokens.keys() & frozenset(requests)
-        # In the order of the step: that of a set differs between processes.
+        # In the order of the step, because the order of a set differs between processes.
         return {request: self._draft_tokens.pop(request) for request in requests if request in taken}
 
     def num_drafts(self, requests: Iterable[Request]) -> int:
-        """Return how many tokens the workers are to draft for these requests after the next step."""
+        """Return how many tokens per request the workers should draft after the next step."""
         if self._drafts is None or not self._payoff.may_speculate:
             return 0
         price = min(1.0, self._row_price() + self._draft_cost.price)
@@ -87,11 +87,11 @@ class Speculation:
         self._num_undrafted = 0 if num_drafts else self._num_undrafted + 1
         if self._num_undrafted == PROBE_STEPS and any(depth.max_depth for depth in depths):
             self._num_undrafted = 0
-            return min(1, self._default_depth.choose(price))  # in a batch that would draft if drafts were good
+            return min(1, self._default_depth.choose(price))  # probe a batch that would draft if its drafts were good
         return num_drafts
 
     def observe(self, record: StepRecord, result: StepResult) -> None:
-        """Learn from the result of a step that has been accepted, and draft how its requests continue."""
+        """Learn from the result of a step, which was applied before, and draft how its requests continue."""
         if self._config.is_adaptive and record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
             self._not_ahead_cost.observe(result.idle_s, is_ahead=record.is_ahead)
@@ -119,9 +119,10 @@ class Speculation:
             self.choose(())
 
     def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
-        """Return the requests with a grammar that may be drafted for, the proposal, and the most tokens of a draft.
+        """Return the requests with a grammar that may have drafts, with their proposals and the most tokens of a draft.
 
-        `choose` takes what their grammars make of it. If there are any, the other requests wait for that too.
+        `choose` receives the drafts that their grammars make of them. If there are any candidates, the other requests
+        wait too.
         """
         taken = [
             (request, candidate, self._depths[request].max_depth + request.num_pending_tokens)
@@ -131,16 +132,18 @@ class Speculation:
         return taken
 
     def choose(self, draft_tokens: Sequence[tuple[Request, IdArray]]) -> None:
-        """Draft as much of this as is worth it, or have requests held until they can be drafted for.
+        """Choose as many drafts as pay off, or hold requests until they can have drafts.
 
-        Not planning ahead costs a part of a step, or a step of those that are held if they are few: so all drafts
-        together must be worth more. What the workers have drafted is paid for already, so only rows have a price here.
+        Not planning ahead costs a fraction of a step, or, if few requests are held, one token for each of them. All
+        drafts together must gain more than that. Drafts made by the workers are already paid for, so only rows have a
+        cost here.
         """
         price, gain, chosen = self._row_price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
         for request, draft in [*self._proposals, *draft_tokens]:
             depth = self._depths.get(request)
             if depth is not None and request.state is RequestState.RUNNING and self._batch.may_speculate_for(request):
-                # What is computed again takes the rows of drafts: it must not grow with each wrong one.
+                # Tokens to recompute use up rows of drafts, so that the number of rows does not grow with each rejected
+                # draft.
                 most = self._config.max_depth + 1 - request.num_uncomputed_tokens
                 num_draft_tokens = min(depth.choose(price), len(draft) - request.num_pending_tokens, most)
                 gain += depth.gain(num_draft_tokens, price)
@@ -150,7 +153,7 @@ class Speculation:
         is_worth_it = gain > min(num_drafts, self._max_held)
         if draft_tokens:
             rest_steps = self._batch.num_decoding // REQUESTS_PER_REST
-            if rest_steps:  # a small batch has none, whatever the batch before it had
+            if rest_steps:  # a small batch never skips, whatever the previous batch did
                 rest_steps = min(max(rest_steps, 2 * self._rest_steps), MAX_RESTS)
             self._num_rests = self._rest_steps = 0 if is_worth_it else rest_steps
         for request, depth, draft, num_draft_tokens in chosen:
@@ -165,34 +168,34 @@ class Speculation:
     def may_plan_ahead(self) -> bool:
         """Return whether a step may be planned without the requests that wait for their last tokens.
 
-        A step without those that speculate takes almost as long as one with them, which would come after it. But if
-        they are few, it is better that they lose a step.
+        A step without them takes almost as long as one with them, which would follow it. But if only few requests wait,
+        it is better that they miss a step.
         """
         return self._batch.num_held <= self._max_held
 
     @property
     def _max_held(self) -> float:
-        """How many tokens are lost if the next step is not planned ahead."""
+        """Number of tokens lost if the next step is not planned ahead."""
         if not self._config.is_adaptive:
             return 0.0
         num_decoding = self._batch.num_decoding
         return self._not_ahead_cost.price(self._cost.step_s(num_decoding)) * num_decoding
 
     def withdraw(self, request: Request) -> None:
-        """Drop the drafts for a request that is preempted."""
+        """Drop the drafts of a request that is preempted."""
         self._draft_tokens.pop(request, None)
         self._candidates.pop(request, None)
 
     def forget(self, request: Request) -> None:
-        """Drop everything about a request that has ended."""
+        """Drop all state of a request that has ended."""
         self.withdraw(request)
         if self._depths.pop(request, None) is not None:
             self._proposer.forget(request)
 
     def _row_price(self) -> float:
-        """Return how many tokens of a request a step would deliver in the time that the row of one more draft takes.
+        """Return how many tokens per request a step would deliver in the time of one more draft row.
 
-        A recurrent state goes back to before wrong drafts, so the rows of right ones may come twice.
+        With recurrent states, accepted tokens are recomputed after a rejected draft, so their rows may be needed twice.
         """
         if not self._config.is_adaptive:
             return 0.0
@@ -219,9 +222,9 @@ class Speculation:
                 depth.learn(num_right, was_wrong=num_right < num_draft_tokens)
 
     def _reveal(self, record: StepRecord, result: StepResult) -> None:
-        """Learn what the drafts were that no step has verified and whose ids were not known.
+        """Learn the ids of drafts that no step has verified and whose ids were unknown.
 
-        They are those of the step before, whose slots others may have by now.
+        These are the drafts of the previous step, whose slots may belong to other requests by now.
         """
         for slot, token_ids in result.earlier_drafts:
             depth = self._depths.get(self._drafted[slot]) if slot in self._drafted else None
@@ -248,7 +251,7 @@ class Speculation:
             self._proposals.append((request, draft))
 
     def _max_depth(self, request: Request) -> int:
-        """Return the most tokens that are drafted of a request at a time; 0: it does not speculate."""
+        """Return the most tokens drafted at a time for a request; 0 if it does not speculate."""
         if request.is_pooled or (self._config.method == "grammar" and not request.needs_step_input):
             return 0
         wanted = request.sampling.speculation
@@ -256,7 +259,7 @@ class Speculation:
 
 
 def make_proposer(config: ResolvedSpeculation) -> Proposer:
-    """Return what drafts by the method of an engine."""
+    """Return the proposer for the method of an engine."""
     match config.method:
         case "ngram":
             return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
@@ -269,7 +272,7 @@ def make_proposer(config: ResolvedSpeculation) -> Proposer:
 
 
 def until_stop(request: Request, draft: IdArray) -> IdArray:
-    """Return the drafts before the first token that ends the request: nothing follows it."""
+    """Return the drafts before the first token that ends the request, because nothing follows it."""
     for index, token_id in enumerate(draft):
         if token_id in request.stop_tokens:
             return draft[:index]

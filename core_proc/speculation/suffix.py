@@ -1,6 +1,6 @@
-"""Suffix decoding: how the longest match continued most often, in the request and in recent outputs of this engine.
+"""Suffix decoding: drafts the most frequent continuation of the longest match, in the request and in recent outputs.
 
-After SuffixDecoding (Oliaro et al. 2024) and its implementation in Arctic Inference, with lists of occurrences in place
+After SuffixDecoding (Oliaro et al. 2024) and its implementation in Arctic Inference, with lists of occurrences instead
 of suffix trees.
 """
 
@@ -17,20 +17,20 @@ from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import IdArray, TokenId, pack_ids
 
 NGRAM_TOKENS = 3
-"""Shortest match."""
+"""Length of the shortest match."""
 
 GENERATION_TOKENS = 1 << 17
 """Tokens of recent outputs in each of two generations: about 20 MB."""
 
 MAX_OUTPUT_TOKENS = 4096
-"""Of one output, its last tokens are kept: adding them must not delay a step noticeably."""
+"""Number of tokens kept at the end of each output, so that adding an output does not delay a step noticeably."""
 
 _END = -1
-"""Stands between two outputs."""
+"""Separates two outputs."""
 
 
 class Corpus:
-    """Outputs of requests that have ended, each found only by requests of its own domain."""
+    """Outputs of requests that have ended. Only requests of the same domain find them."""
 
     def __init__(self) -> None:
         self.token_ids: IdArray = pack_ids()
@@ -40,11 +40,11 @@ class Corpus:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that were added."""
+        """Number of outputs that were added."""
         return len(self._starts)
 
     def add(self, domain: int, token_ids: IdArray) -> None:
-        """Add an output, shorter than `MAX_OUTPUT_TOKENS`."""
+        """Add an output of less than `MAX_OUTPUT_TOKENS` tokens."""
         self._starts.append(len(self.token_ids))
         self._domains.append(domain)
         self.token_ids.extend(token_ids)
@@ -52,19 +52,19 @@ class Corpus:
         self._index.extend(self.token_ids, len(self.token_ids) - 1, domain)
 
     def find(self, domain: int, token_ids: IdArray) -> Iterator[int]:
-        """Yield where the last tokens of a request may occur, the latest place first."""
+        """Yield possible occurrences of the last tokens of a request, the latest first."""
         for end in self._index.find(token_ids, domain):
             if self._domains[bisect_left(self._starts, end) - 1] == domain:
                 yield end
 
 
 class SuffixProposer:
-    """Looks up the last tokens of a request in itself and in two generations of recent outputs.
+    """Looks up the last tokens of a request in the request itself and in two generations of recent outputs.
 
-    When the younger generation is full, it replaces the older one, which is dropped whole.
+    When the younger generation is full, it replaces the older one, which is dropped.
 
     Args:
-        config: with the limits.
+        config: the limits.
     """
 
     def __init__(self, config: ResolvedSpeculation) -> None:
@@ -72,12 +72,12 @@ class SuffixProposer:
         self._spec_factor = config.suffix_max_spec_factor
         self._min_probability = config.suffix_min_token_prob
         self._max_outputs = -(-config.suffix_max_cached_requests // 2)
-        """In each generation; 0: no outputs are kept."""
+        """Most outputs per generation; 0 if no outputs are kept."""
         self._indexes: dict[Request, MatchIndex] = {}
         self._young, self._old = Corpus(), Corpus()
 
     def propose(self, request: Request, num_tokens: int) -> IdArray | None:
-        """Return how the longest match continued most often; None if there is no match."""
+        """Return the most frequent continuation of the longest match. Return None if there is no match."""
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = MatchIndex(NGRAM_TOKENS, request.max_num_tokens)
@@ -94,7 +94,7 @@ class SuffixProposer:
         return self._vote(places, min(num_tokens, int(longest * self._spec_factor)))
 
     def forget(self, request: Request) -> None:
-        """Drop the index of a request, and keep its output for others of its domain."""
+        """Drop the index of a request, and keep its output for other requests of its domain."""
         if self._indexes.pop(request, None) is None or not self._max_outputs:
             return
         first = max(request.num_prompt_tokens, len(request.token_ids) - MAX_OUTPUT_TOKENS + 1)
@@ -106,7 +106,7 @@ class SuffixProposer:
         self._young.add(_domain(request), request.token_ids[first:])
 
     def _occurrences(self, request: Request, index: MatchIndex) -> Iterator[tuple[IdArray, int]]:
-        """Yield a sequence and a place in it: the request's own, then those of younger and older outputs."""
+        """Yield sequences and positions in them: first in the request itself, then in younger and in older outputs."""
         token_ids = request.token_ids
         for end in index.find(token_ids):
             yield token_ids, end
@@ -118,7 +118,8 @@ class SuffixProposer:
                 yield corpus.token_ids, end
 
     def _vote(self, places: list[tuple[IdArray, int]], num_tokens: int) -> IdArray | None:
-        """Follow the most frequent next token, the latest among equals, while it is probable enough."""
+        """Follow the most frequent next token while it is probable enough. Of equally frequent tokens, the latest
+        wins."""
         draft, probability = pack_ids(), 1.0
         while places and len(draft) < num_tokens:
             votes: Counter[TokenId] = Counter()
@@ -126,7 +127,7 @@ class SuffixProposer:
             votes.update(token_id for _, _, token_id in following if token_id != _END)
             if not votes:
                 break
-            token_id, count = votes.most_common(1)[0]  # equal counts: the one that was counted first
+            token_id, count = votes.most_common(1)[0]  # equal counts: the one counted first
             probability *= count / len(places)
             if probability < self._min_probability:
                 break
@@ -136,7 +137,7 @@ class SuffixProposer:
 
 
 def _domain(request: Request) -> int:
-    """Return what requests have in common that may see each other's outputs; 0: neither salt nor adapter."""
+    """Return the domain within which requests may see each other's outputs; 0 without salt and adapter."""
     keys = [(key.kind, key.value) for key in request.extra_keys]
     if not keys:
         return 0

@@ -1,4 +1,4 @@
-"""The interface of what requests wait for before the scheduler gets them, because blocks of theirs are elsewhere."""
+"""The interface of connectors in which requests wait for blocks from elsewhere before the scheduler receives them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,30 +10,30 @@ from octavo.protocol.requests import Submit
 
 
 class RequestConnector(Protocol):
-    """Sees every request before the scheduler does."""
+    """Receives every request before the scheduler does."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here."""
+        """Number of requests that wait here."""
 
     def is_waiting(self, key: RequestKey) -> bool:
         """Return whether this request waits here."""
 
     def submit(self, client: bytes, submit: Submit) -> Submit | list[ClientEvent]:
-        """Find what there is of a request elsewhere.
+        """Look up the blocks of a request that are stored elsewhere.
 
         Returns:
-            The request that the scheduler gets now; or that it has ended, or none if it waits here.
+            The request if the scheduler should receive it now. Otherwise events: of its end, or none if it waits here.
         """
 
     def abort(self, client: bytes, request_ids: Sequence[RequestId]) -> list[ClientEvent]:
-        """End requests that wait here; others are not known here."""
+        """Abort requests that wait here. Other ids are ignored."""
 
     def take_ready(self) -> list[tuple[bytes, Submit]]:
-        """Return the requests that wait no longer. Never blocks."""
+        """Return the requests that have finished waiting. Never blocks."""
 
     def note_ended(self, request_ids: Sequence[RequestId]) -> None:
-        """Learn which requests have finished, failed or were aborted, wherever they were."""
+        """Note which requests have finished, failed or were aborted, wherever they were."""
 
     def close(self) -> None:
         """End the threads."""

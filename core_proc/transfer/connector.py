@@ -1,9 +1,10 @@
-"""`KVConnector`: requests wait here until blocks of their prompts have come from another engine, and leave theirs here.
+"""`KVConnector`: holds requests until blocks of their prompts have arrived from another engine, and offers their
+blocks.
 
-Its methods are those of a connector in vLLM, by what they are for: `submit` finds what another engine has and begins to
-load it, `take_ready` hands requests on once it is there, `finish_cause` saves what a finished request leaves.
+Its methods correspond to those of a vLLM connector: `submit` finds what another engine has and starts to load it,
+`take_ready` passes requests on once it has arrived, and `finish_cause` saves the blocks of a finished request.
 
-A request never depends on it: what does not come is computed, with the same bits.
+A request never depends on it: blocks that do not arrive are computed, with the same bits.
 """
 
 import logging
@@ -40,22 +41,23 @@ TRANSFER_ID_BYTES = 16
 
 
 class KVConnector:
-    """What one engine gives to others and takes from them.
+    """Exchanges KV blocks of one engine with other engines.
 
     Args:
-        config: which of both, and for how long.
-        engine_id: under which others find this engine.
-        folder: for files in shared memory, of this engine alone.
-        scheduler: has the cache.
+        config: the roles of this engine, and the timeouts.
+        engine_id: id under which other engines find this one.
+        folder: this engine's folder for files in shared memory.
+        scheduler: holds the cache.
         workers: copy blocks to files and back.
-        offers: what there is for others to take.
-        server: hands it to them; None: this engine only takes.
-        puller: fetches what others have; None: this engine only gives.
-        context: of the sockets of both.
-        fingerprint: returns what the blocks of this engine are at the moment: engines of another one cannot use them.
+        offers: blocks that other engines may take.
+        server: sends offers to other engines. None if this engine only receives.
+        puller: fetches blocks of other engines. None if this engine only sends.
+        context: ZeroMQ context of the server's and puller's sockets.
+        fingerprint: returns a digest of what determines this engine's blocks now. Engines with another one cannot use
+            them.
         may_load: returns whether the workers have a cache and the weights of the fingerprint.
-        block_bytes: of one block, in all workers together.
-        state_bytes: of one recurrent state, likewise.
+        block_bytes: bytes of one block, all workers together.
+        state_bytes: bytes of one recurrent state, all workers together.
     """
 
     def __init__(
@@ -88,14 +90,14 @@ class KVConnector:
         self._may_load = may_load
         self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._waiting: dict[RequestKey, Submit] = {}
-        """Requests whose blocks are fetched, in order of arrival: the scheduler does not know them yet."""
+        """Requests whose blocks are being fetched, in order of arrival. The scheduler does not know them yet."""
         self._waiters: dict[str, list[RequestKey]] = {}
-        """The same requests by transfer."""
+        """The same requests by transfer id."""
         scheduler.hooks.add(self)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for blocks."""
+        """Number of requests that wait for blocks."""
         return len(self._waiting)
 
     def is_waiting(self, key: RequestKey) -> bool:
@@ -104,18 +106,18 @@ class KVConnector:
 
     @property
     def wake_fds(self) -> Sequence[int]:
-        """Readable when `take_ready` has something to do."""
+        """File descriptors that are readable when `take_ready` has work to do."""
         return [] if self._puller is None else [self._puller.wake_fd]
 
     def on_step(self) -> list[ClientEvent]:
-        """Do nothing: what finished requests leave is saved by `finish_cause`."""
+        """Do nothing: `finish_cause` saves the blocks of finished requests."""
         return []
 
     def submit(self, client: bytes, submit: Submit) -> Submit | list[ClientEvent]:
-        """Fetch the blocks that another engine has of a prompt, unless the cache has them.
+        """Fetch the blocks of a prompt that another engine has, unless they are cached.
 
         Returns:
-            The request that the scheduler gets now; or that it has ended, or none if it waits here.
+            The request if the scheduler should receive it now. Otherwise events: of its end, or none if it waits here.
         """
         transfer = submit.kv_transfer
         if transfer is None:
@@ -124,16 +126,16 @@ class KVConnector:
         if transfer.leaves:
             if self._config.gives:
                 return submit
-            if submit.is_continued:  # an engine that gives has died
+            if submit.is_continued:  # a sending engine has died
                 return own
             message = f"{PARAMS}: this engine takes blocks and gives none (kv_role of --kv-transfer-config)"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
         if self._puller is None:
-            # Its prompt is computed: it may have come because no engine that takes blocks is left.
+            # Compute its prompt here: perhaps no receiving engine is left.
             return own
         request = Request(client, own, 0, 0.0)
         num_blocks = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
-        if self._scheduler.cache.states is not None and transfer.num_tokens:  # which end at a checkpoint
+        if self._scheduler.cache.states is not None and transfer.num_tokens:  # states end at a checkpoint
             num_blocks = min(num_blocks, transfer.num_tokens // self._scheduler.cache.block_size)
         has_all = self._scheduler.cache.count_hits(request)[0].num_blocks >= num_blocks
         if has_all or not request.reads_prefix_cache:
@@ -147,17 +149,17 @@ class KVConnector:
         return []
 
     def abort(self, client: bytes, request_ids: Sequence[RequestId]) -> list[ClientEvent]:
-        """End requests that wait here; others are not known here."""
+        """Abort requests that wait here. Other ids are ignored."""
         if not self._waiting:
             return []
         ended = [each for each in request_ids if self._waiting.pop((client, each), None) is not None]
         return [(client, Finished(request_id, FinishReason.ABORT)) for request_id in ended]
 
     def note_ended(self, request_ids: Sequence[RequestId]) -> None:
-        """Do nothing: `finish_cause` has saved what they leave."""
+        """Do nothing: `finish_cause` has saved the blocks."""
 
     def take_ready(self) -> list[tuple[bytes, Submit]]:
-        """Return the requests that wait no longer, each after its blocks were sent to the workers."""
+        """Return the requests that have finished waiting, after their blocks were sent to the workers."""
         if self._puller is None:
             return []
         ready: list[tuple[bytes, Submit]] = []
@@ -169,7 +171,7 @@ class KVConnector:
         return ready
 
     def _load(self, pulled: Pulled, submits: list[tuple[bytes, Submit]]) -> None:
-        """Have the workers load what the requests need of a pull. They do so before any later plan."""
+        """Have the workers load the pulled blocks that the requests need, before any later plan."""
         assert self._puller is not None
         is_current = pulled.fingerprint == self._fingerprint() and self._may_load() and self._workers.is_ready
         rows, states = list[BlockCopy](), list[BlockCopy]()
@@ -179,7 +181,7 @@ class KVConnector:
                 rows += taken.blocks
                 states += taken.states
         if pulled.fault:
-            logger.warning("blocks of another engine do not come, and are computed here: %s", pulled.fault)
+            logger.warning("could not fetch blocks of another engine; computing them here: %s", pulled.fault)
         if not rows and not states:
             self._puller.remove_files(pulled.path)
             return
@@ -195,13 +197,13 @@ class KVConnector:
         self._workers.command(load, on_done)
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        """Save the blocks of a request that finishes, if another engine shall continue; return `cause`."""
+        """Save the blocks of a finishing request if another engine should continue it. Return `cause`."""
         if request.kv_transfer is not None:
             request.kv_transfer = self._save(request) if request.kv_transfer.leaves else None
         return cause
 
     def _save(self, request: Request) -> KVTransfer | None:
-        """Have the workers write the blocks of a request to files, before any later plan; return how to take them."""
+        """Have the workers write the blocks of a request to files before any later plan. Return how to fetch them."""
         if request.is_mixed or self._server is None or not self._workers.is_ready:
             return None
         num_tokens, blocks, states = contents_to_give(self._scheduler.cache, request)
@@ -245,7 +247,7 @@ class KVConnector:
             self._server.wake()
 
     def close(self) -> None:
-        """End the threads. Blocks until: last messages are sent, for a bounded time."""
+        """End the threads. Blocks until: the last messages are sent, for a bounded time."""
         if self._server is not None:
             self._server.close()
         self._context.term()

@@ -7,28 +7,28 @@ from typing import Protocol
 
 
 class CallThread(Protocol):
-    """Runs calls one after another, besides the caller. See `ConnectorThread`."""
+    """Runs calls one after another, in parallel to the caller. See `ConnectorThread`."""
 
     @property
     def num_queued(self) -> int:
-        """Calls that have not begun."""
+        """Number of calls that have not begun."""
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds the present call has been running; 0.0: there is none."""
+        """Seconds for which the current call has been running; 0.0 if there is none."""
 
     def submit(self, call: Callable[[], object]) -> None:
         """Queue a call, which must not raise."""
 
     def close(self, timeout_s: float) -> bool:
-        """Run the calls that are queued, for a bounded time; returns whether they have returned."""
+        """Run the queued calls, for a bounded time. Return whether all have returned."""
 
 
 class ConnectorThread:
-    """A daemon thread: code of the user's that never returns does not keep the process alive.
+    """A daemon thread, so that user code that never returns does not keep the process alive.
 
     Args:
-        clock: in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -40,12 +40,12 @@ class ConnectorThread:
 
     @property
     def num_queued(self) -> int:
-        """Calls that have not begun."""
+        """Number of calls that have not begun."""
         return self._calls.qsize()
 
     @property
     def busy_s(self) -> float:
-        """For how many seconds the present call has been running; 0.0: there is none."""
+        """Seconds for which the current call has been running; 0.0 if there is none."""
         started_s = self._started_s
         return 0.0 if started_s is None else self._clock() - started_s
 
@@ -54,7 +54,7 @@ class ConnectorThread:
         self._calls.put(call)
 
     def close(self, timeout_s: float) -> bool:
-        """Run the calls that are queued and end the thread; returns whether it has ended.
+        """Run the queued calls and end the thread. Return whether it has ended.
 
         Blocks until: the calls have returned, at most for `timeout_s` seconds.
         """

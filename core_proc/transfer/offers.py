@@ -1,4 +1,4 @@
-"""`Offers`: the blocks that this engine keeps for others, until they are taken or nobody has come for them."""
+"""`Offers`: blocks that this engine keeps for other engines, until they are taken or expire."""
 
 import contextlib
 import threading
@@ -15,24 +15,24 @@ class Offer:
 
     transfer_id: str
     fingerprint: str
-    """Of what they are: engines of another one cannot use them."""
+    """Digest of what determines the blocks. Engines with another fingerprint cannot use them."""
     keys: list[bytes]
-    """The content of each block."""
+    """Key of each block."""
     path: str
-    """Of the files, without their ranks."""
+    """Path of the files, without the ranks."""
     num_bytes: int
-    """In all files together."""
+    """Total size of all files."""
     deadline_s: float
-    """When they are dropped, on `time.monotonic`."""
+    """When the offer expires, on `time.monotonic`."""
     is_written: bool = False
 
 
 class Offers:
-    """All of one engine's. The step loop adds them, and the thread of `TransferServer` hands them out.
+    """All offers of one engine. The step loop adds them, and the `TransferServer` thread serves them.
 
     Args:
         num_ranks: files of each offer.
-        max_bytes: of all offers together.
+        max_bytes: limit for all offers together.
     """
 
     def __init__(self, num_ranks: int, max_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Offers:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._by_id: dict[str, Offer] = {}
-        """The first has the earliest deadline."""
+        """Offers by id, the earliest deadline first."""
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -48,30 +48,30 @@ class Offers:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `expire` has something to do; None: never."""
+        """When `expire` has work to do. None if there are no offers."""
         with self._lock:
             return next((offer.deadline_s for offer in self._by_id.values()), None)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether so many bytes more may be kept."""
+        """Return whether this many more bytes may be kept."""
         self.expire()
         with self._lock:
             return self._num_bytes + num_bytes <= self._max_bytes
 
     def add(self, offer: Offer) -> None:
-        """Keep an offer whose files are being written."""
+        """Add an offer whose files are being written."""
         with self._lock:
             self._by_id[offer.transfer_id] = offer
             self._num_bytes += offer.num_bytes
 
     def find(self, transfer_id: str) -> Offer | None:
-        """Return the offer of this name; None: there is none any more."""
+        """Return the offer with this id. Return None if it does not exist any more."""
         self.expire()
         with self._lock:
             return self._by_id.get(transfer_id)
 
     def drop(self, transfer_id: str) -> None:
-        """Remove an offer and its files. One that is being written must be dropped again when it is."""
+        """Remove an offer and its files. If it is being written, it must be dropped again afterwards."""
         with self._lock:
             offer = self._by_id.pop(transfer_id, None)
             if offer is not None:
@@ -86,7 +86,7 @@ class Offers:
                 Path(rank_file(path, rank)).unlink()
 
     def expire(self) -> None:
-        """Drop what nobody has taken in time."""
+        """Drop the offers that were not taken in time."""
         now_s = time.monotonic()
         with self._lock:
             late = [offer.transfer_id for offer in self._by_id.values() if offer.deadline_s <= now_s]

@@ -1,4 +1,4 @@
-"""Makes the `KVConnector` of an engine, with its sockets and threads."""
+"""Creates the `KVConnector` of an engine, with its sockets and threads."""
 
 import hashlib
 import secrets
@@ -33,19 +33,19 @@ def open_connector(
     identity: Callable[[], str],
     may_load: Callable[[], bool],
 ) -> KVConnector | None:
-    """Return the connector of an engine; None: it exchanges no blocks.
+    """Return the connector of an engine. Return None if it exchanges no blocks.
 
     Args:
-        spec: of the core.
-        plan: of the cache.
-        facts: of the workers.
-        scheduler: has the cache.
+        spec: spec of the core.
+        plan: cache plan.
+        facts: device facts of the workers.
+        scheduler: holds the cache.
         workers: copy blocks.
-        identity: returns the identity of the engine at the moment.
+        identity: returns the current identity of the engine.
         may_load: see `KVConnector`.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no keys.
+        ConfigError: other machines can reach the address, but there are no keys.
         StartupError: a socket cannot be bound.
     """
     config = spec.config
@@ -53,11 +53,11 @@ def open_connector(
     if transfer is None:
         return None
     env = Env.read()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its sockets have keys of their own
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its sockets have separate keys
     directory = socket_directory(env.runtime_dir)
     remove_dead_sockets(directory)
     shared = Path(spec.weights_dir or spec.run_dir)
-    if not spec.replaced_epoch:  # else a core that still serves has files there
+    if not spec.replaced_epoch:  # otherwise a core that still runs has files there
         for left in shared.glob("kv-*"):
             shutil.rmtree(left, ignore_errors=True)
     folder = shared / f"kv-{spec.epoch}"
@@ -100,7 +100,7 @@ def open_connector(
 
 def _layout(config: ResolvedConfig, plan: CachePlan, facts: Sequence[DeviceFacts]) -> str:
     """Return a digest of how the workers divide the cache and lay out a block."""
-    head = config.speculation.head if config.speculation else None  # it may have a part of each block
+    head = config.speculation.head if config.speculation else None  # a draft head may have its own part of each block
     parts = [
         None if head is None else [head.architecture, head.hf_config],
         config.block_size,

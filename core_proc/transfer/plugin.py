@@ -1,7 +1,7 @@
-"""`PluginConnector`: requests wait here until the user's connector has said which blocks of them it can load.
+"""`PluginConnector`: holds requests until the user's connector has reported which of their blocks it can load.
 
-It finds contents only. They are loaded and saved as files are, by the workers' halves of the connector: what it has
-found is known to the scheduler as a file would be, so a recording holds it, and a request whose contents do not come is
+The core's half only looks blocks up. The workers' halves of the connector load and save them, as with files. The
+scheduler treats found blocks like files. So a recording contains them, and a request whose blocks do not arrive is
 computed.
 """
 
@@ -36,34 +36,34 @@ from octavo.protocol.requests import Submit
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long the end of the process waits for the connector to return from its last calls."""
+"""Seconds that the exiting process waits for the connector to return from its last calls."""
 
 MAX_QUEUED_CALLS = 10_000
-"""A connector that does not return misses further calls: the queue must not grow without bound."""
+"""Most queued calls. If the connector does not return, further calls are dropped so that the queue stays bounded."""
 
 MAX_DISCARDED = 1 << 16
-"""Contents that must not be loaded although `forget` has not dropped them, the latest ones."""
+"""Number of keys remembered that must not be loaded although `forget` has not dropped them; the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What the connector is asked about one request."""
+    """A lookup by the connector for one request."""
 
     number: int
     submit: Submit
     token_ids: list[int]
     keys: list[list[bytes]]
-    """Of the contents of each full block."""
+    """Keys of each full block, one per group."""
     state_keys: list[bytes]
-    """Of the recurrent state after each of them; [] if the model has none."""
+    """Key of the recurrent state after each block. Empty if the model has none."""
     num_computed: int
-    """Tokens that the cache has."""
+    """Number of tokens that are cached already."""
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Which of a question's contents can be loaded."""
+    """The keys of a lookup that can be loaded."""
 
     key: RequestKey
     question: _Question
@@ -72,25 +72,25 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Forgotten:
-    """Contents that later answers do not find."""
+    """Keys that later lookups do not find."""
 
     number: int
     keys: Sequence[bytes]
 
 
 class PluginConnector:
-    """Asks the connector on a thread, so that a slow one delays only the requests that it is asked about.
+    """Calls the connector in a thread, so that a slow connector delays only the requests that it looks up.
 
-    It is a step hook, and a `ContentWatch` to which nothing happens on its own.
+    It is a step hook, and a `ContentWatch` that never reports changes by itself.
 
     Args:
-        plugin: the half of the connector that is in the core.
-        scheduler: has the cache.
-        namespace: of the contents: see `folder_name`.
-        loads: whether the connector is asked.
-        timeout_s: a request that has waited for so long is computed.
-        clock: in seconds.
-        thread: runs the connector's calls; None: a new one.
+        plugin: the core's half of the connector.
+        scheduler: holds the cache.
+        namespace: namespace of the keys: see `folder_name`.
+        loads: whether the connector is asked for blocks.
+        timeout_s: a request that has waited for this many seconds is computed.
+        clock: returns the time in seconds.
+        thread: runs the connector's calls. None to create one.
     """
 
     def __init__(
@@ -115,38 +115,39 @@ class PluginConnector:
         self._thread = thread or ConnectorThread(clock)
         self._numbers = itertools.count()
         self._waiting: dict[RequestKey, _Question] = {}
-        """Requests that the connector is asked about, the oldest first: the scheduler does not know them yet."""
+        """Requests that the connector looks up, the oldest first. The scheduler does not know them yet."""
         self._answers: deque[_Found | _Forgotten] = deque()
-        """From the connector's thread, in the order of its calls."""
+        """Results from the connector's thread, in the order of its calls."""
         self._discarded: dict[bytes, int] = {}
-        """Contents that must not be loaded, with the number of the `forget` that drops them. Questions before it may
-        still find them, and so may others if it fails."""
+        """Keys that must not be loaded, with the number of the `forget` call that drops them. Lookups before that call
+        may still find them, and later ones too if it fails."""
         self._log = LimitedLog(logger)
         scheduler.hooks.add(self)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for an answer."""
+        """Number of requests that wait for a lookup."""
         return len(self._waiting)
 
     def is_waiting(self, key: RequestKey) -> bool:
-        """Return whether this request waits for an answer."""
+        """Return whether this request waits for a lookup."""
         return key in self._waiting
 
     @property
     def wake_fds(self) -> Sequence[int]:
-        """Readable when `take_ready` has something to do. Deadlines need none: requests that wait keep the core up."""
+        """Readable when `take_ready` has work to do. Deadlines need no descriptor: waiting requests keep the core
+        awake."""
         return [self._fd]
 
     def on_step(self) -> list[ClientEvent]:
-        """Do nothing: `FileStore` has the workers save."""
+        """Do nothing: `FileStore` has the workers save blocks."""
         return []
 
     def submit(self, client: bytes, submit: Submit) -> Submit | list[ClientEvent]:
-        """Ask for the blocks of a request that the cache lacks.
+        """Look up the blocks of a request that are not cached.
 
         Returns:
-            The request that the scheduler gets now; or that it has ended, or none if it waits here.
+            The request if the scheduler should receive it now. Otherwise events: of its end, or none if it waits here.
         """
         if submit.kv_transfer is not None and not submit.is_continued:
             message = f"{PARAMS}: the connector of this engine finds blocks by their content, and takes no parameters"
@@ -178,13 +179,13 @@ class PluginConnector:
         return []
 
     def abort(self, client: bytes, request_ids: Sequence[RequestId]) -> list[ClientEvent]:
-        """End requests that wait here."""
+        """Abort requests that wait here."""
         ended = [each for each in request_ids if self._waiting.pop((client, each), None) is not None]
         return [(client, Finished(request_id, FinishReason.ABORT)) for request_id in ended]
 
     def take_ready(self) -> list[tuple[bytes, Submit]]:
-        """Return the requests that wait no longer, each after the scheduler knows what can be loaded for it."""
-        # Also without answers: the last one may have been read before its thread wrote to the descriptor.
+        """Return the requests that have finished waiting, after the scheduler knows what can be loaded for them."""
+        # Even without results: the last one may have been read before its thread wrote to the descriptor.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         ready: list[tuple[bytes, Submit]] = []
@@ -192,7 +193,7 @@ class PluginConnector:
             answer = self._answers.popleft()
             if isinstance(answer, _Forgotten):
                 self._note_forgotten(answer)
-            elif self._waiting.get(answer.key) is answer.question:  # else it was aborted, or has waited too long
+            elif self._waiting.get(answer.key) is answer.question:  # otherwise it was aborted or timed out
                 del self._waiting[answer.key]
                 if found := [key for key in answer.keys if key not in self._discarded]:
                     self._scheduler.change_files(found, ())
@@ -200,7 +201,7 @@ class PluginConnector:
         return ready + self._take_overdue()
 
     def note_ended(self, request_ids: Sequence[RequestId]) -> None:
-        """Tell the connector which requests have ended."""
+        """Notify the connector of ended requests."""
         for request_id in request_ids:
             self._run("request_finished", partial(self._plugin.request_finished, request_id))
 
@@ -240,18 +241,18 @@ class PluginConnector:
         self._run("forget", partial(self._forget, _Forgotten(number, keys)))
 
     def list_soon(self) -> None:
-        """See `ContentWatch`. Nothing is listed: the connector is asked about each request."""
+        """See `ContentWatch`. Does nothing: the connector is asked for each request."""
 
     def note_written(self, num_bytes: int) -> None:
         """See `ContentWatch`."""
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether a call has not returned for so long that further requests would wait in vain."""
+        """Whether a call has been running for so long that further requests would wait in vain."""
         return self._thread.busy_s >= self._timeout_s
 
     def _forget(self, forgotten: _Forgotten) -> None:
-        """Have the connector drop contents, on its thread."""
+        """Have the connector drop keys, in its thread."""
         self._plugin.forget([content_key(self._namespace, key) for key in forgotten.keys])
         self._answer(forgotten)
 
@@ -281,10 +282,10 @@ class PluginConnector:
         return overdue
 
     def _ask(self, key: RequestKey, number: int) -> None:
-        """Ask the connector, on its thread."""
+        """Have the connector look up a request, in its thread."""
         question = self._waiting.get(key)
         if question is None or question.number != number:
-            return  # nobody waits for the answer
+            return  # nobody waits for the result
         size, keys, num_computed = self._scheduler.cache.block_size, question.keys, question.num_computed
         names = [[content_key(self._namespace, one) for one in block] for block in keys]
         state_names = [content_key(self._namespace, one) for one in question.state_keys]
@@ -305,7 +306,7 @@ class PluginConnector:
         os.eventfd_write(self._fd, 1)
 
     def _run(self, method: str, body: Callable[[], None]) -> None:
-        """Call the connector on its thread, after what it was asked before."""
+        """Call the connector in its thread, after earlier calls."""
         if self._thread.num_queued < MAX_QUEUED_CALLS:
             self._thread.submit(partial(self._call, method, body))
         else:
@@ -314,7 +315,7 @@ class PluginConnector:
     def _call(self, method: str, body: Callable[[], int | None], consequence: str = "ignored") -> int | None:
         try:
             return body()
-        except Exception as error:  # the author's code, which may raise anything
+        except Exception as error:  # user code may raise anything
             self._log.warning(
                 "KV connector %s: %s failed, %s: %s: %s", self._name, method, consequence, type(error).__name__, error
             )

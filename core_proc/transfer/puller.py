@@ -1,4 +1,4 @@
-"""`Puller`: threads that fetch the blocks of other engines into files of this one."""
+"""`Puller`: threads that fetch blocks of other engines into local files."""
 
 import contextlib
 import itertools
@@ -25,21 +25,21 @@ logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4
 SILENCE_S = 2.0
-"""For how long an engine that did not answer is not asked again."""
+"""Seconds for which an unresponsive engine is not contacted again."""
 LINGER_MS = 1000
-"""For the last message of a connection."""
+"""Linger time for the last message of a connection."""
 READ_AHEAD = 4
-"""Parts that are on their way at a time."""
+"""Number of parts requested ahead."""
 
 _Reply = TypeVar("_Reply", Answer, Part)
 
 
 class PullFailed(Exception):
-    """The blocks cannot be had; the message says why."""
+    """The blocks cannot be fetched. The message says why."""
 
 
 class PeerSilent(PullFailed):
-    """The engine that has the blocks does not answer."""
+    """The engine that has the blocks does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +48,25 @@ class Pulled:
 
     transfer_id: str
     fault: str
-    """Why there are no blocks; "": there are."""
+    """Why there are no blocks. Empty on success."""
     keys: list[bytes]
-    """The content of each row of the files."""
+    """Key of each row of the files."""
     path: str
-    """Of the files, without their ranks; the caller removes them."""
+    """Path of the files, without the ranks. The caller removes them."""
     fingerprint: str
-    """For which they were asked."""
+    """The fingerprint with which they were requested."""
 
 
 class Puller:
     """Fetches blocks. Call all methods from one thread.
 
     Args:
-        context: its `term` ends the threads.
-        directory: of the sockets of engines of this machine.
-        folder: for the files, in shared memory.
+        context: ZeroMQ context. `term` ends the threads.
+        directory: directory of the sockets of engines on this machine.
+        folder: folder for the files, in shared memory.
         num_ranks: files of each pull.
-        keys: for engines of other machines; None: there are none.
-        timeout_s: an engine that is silent for so long is gone.
+        keys: keys for engines on other machines. None if there are none.
+        timeout_s: an engine counts as dead if it does not respond for this many seconds.
     """
 
     def __init__(
@@ -91,10 +91,11 @@ class Puller:
         self._threads: list[threading.Thread] = []
         self._counter = itertools.count()
         self._silent: dict[str, float] = {}
-        """Until when nothing is asked of engines that did not answer, by address: others must not wait behind them."""
+        """Until when unresponsive engines are not contacted, by address, so that other pulls do not queue behind
+        them."""
 
     def start(self, transfer: KVTransfer, fingerprint: str) -> None:
-        """Begin to fetch blocks."""
+        """Start to fetch blocks."""
         self._jobs.put((transfer, fingerprint))
         if len(self._threads) < NUM_THREADS:
             thread = threading.Thread(target=self._work, name="KV pulls", daemon=True)
@@ -117,7 +118,7 @@ class Puller:
                 Path(rank_file(path, rank)).unlink()
 
     def close(self) -> None:
-        """Wait for the threads to end, as the context has."""
+        """Join the threads. The context must have been terminated."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -134,7 +135,7 @@ class Puller:
                 keys = self._pull(transfer, fingerprint, path)
             except (PullFailed, OSError, ConfigError) as error:
                 fault = str(error)
-            except zmq.ZMQError as error:  # also that the context has ended
+            except zmq.ZMQError as error:  # also if the context was terminated
                 fault = error.strerror or str(error)
             if fault:
                 self.remove_files(path)
@@ -150,7 +151,7 @@ class Puller:
             try:
                 answer, _ = peer.receive(Answer)
             except PeerSilent:
-                self._silent = {address: time.monotonic() + SILENCE_S}  # one is enough: it is for bursts
+                self._silent = {address: time.monotonic() + SILENCE_S}  # one is enough, for bursts
                 raise
             self._silent.pop(address, None)
             if answer.fault:
@@ -186,22 +187,22 @@ class _Connection:
         return self
 
     def __exit__(self, error: object = None, *_: object) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # the context has ended
+        with contextlib.suppress(zmq.ZMQError):  # the context was terminated
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=0 if error else LINGER_MS)
 
     def send(self, question: Question) -> None:
-        """Send a question."""
+        """Send a request."""
         self._socket.send(self._encode(question), zmq.DONTWAIT)
 
     def receive(self, kind: type[_Reply]) -> tuple[_Reply, bytes]:
         """Return the next reply, and the frame after it.
 
-        Blocks until: it is there.
+        Blocks until: the reply has arrived.
 
         Raises:
-            PullFailed: the engine is gone, silent, or says something else.
+            PullFailed: the engine has died, does not respond, or sends an unexpected reply.
         """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
@@ -219,19 +220,19 @@ class _Connection:
 
 
 def _link(source: str, target: str, size: int) -> bool:
-    """Give a file of an engine of this machine another name; False if it cannot be."""
+    """Hard-link a file of an engine on this machine. Return False if that is impossible."""
     try:
         os.link(source, target)
         if os.stat(target).st_size == size:
             return True
         os.unlink(target)
-    except OSError:  # another user's, or another file system
+    except OSError:  # another user's file, or another file system
         pass
     return False
 
 
 def _fetch(peer: _Connection, transfer_id: str, rank: int, size: int, target: str) -> None:
-    """Copy a file through the connection, and check what comes."""
+    """Copy a file through the connection and verify its checksums."""
     offsets = range(0, size, PART_BYTES)
     reads = [Read(transfer_id, rank, offset, min(PART_BYTES, size - offset)) for offset in offsets]
     fd = os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)

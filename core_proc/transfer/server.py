@@ -1,4 +1,4 @@
-"""`TransferServer`: a thread that hands the blocks of this engine to others."""
+"""`TransferServer`: a thread that sends this engine's blocks to other engines."""
 
 import logging
 import os
@@ -24,17 +24,17 @@ _RETRY_MS = 100
 
 
 class TransferServer:
-    """Answers other engines. The step loop never waits for it.
+    """Responds to other engines. The step loop never waits for it.
 
     Args:
-        context: its `term` ends the thread; with an `Authenticator` if there are keys.
-        addresses: of the sockets.
-        keys: of those that other machines can reach; None: there is none.
-        offers: what there is to take.
-        is_replacement: an earlier core may still have the addresses; they are bound once it is gone.
+        context: ZeroMQ context, with an `Authenticator` if there are keys. `term` ends the thread.
+        addresses: addresses of the sockets.
+        keys: keys of the addresses that other machines can reach. None if there are none.
+        offers: blocks that other engines may take.
+        is_replacement: whether an earlier core may still use the addresses. They are bound once it has exited.
 
     Raises:
-        ConfigError: other machines can reach an address, and there are no keys.
+        ConfigError: other machines can reach an address, but there are no keys.
         StartupError: an address cannot be bound.
     """
 
@@ -54,7 +54,7 @@ class TransferServer:
         self._encode = msgspec.msgpack.Encoder().encode
         self._log = LimitedLog(logger)
         self._asking: dict[str, list[tuple[zmq.Socket[bytes], bytes, Ask]]] = {}
-        """Questions about offers that are being written."""
+        """Requests for offers that are being written, by transfer id."""
         self._poller = zmq.Poller()
         self._wake, self._woken = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         self._sockets: list[zmq.Socket[bytes]] = [self._woken]
@@ -63,7 +63,7 @@ class TransferServer:
         self._poller.register(self._woken, zmq.POLLIN)
         self._unbound: list[str] = []
         self.bound: list[str] = []
-        """The addresses on which it listens."""
+        """The addresses on which the server listens."""
         try:
             for address in addresses:
                 self._bind(address, is_replacement=is_replacement)
@@ -75,21 +75,21 @@ class TransferServer:
 
     @property
     def port(self) -> int:
-        """Where engines of other machines connect; 0: none can."""
+        """The port for engines on other machines; 0 if there is none."""
         remote = [address for address in self.bound if address.startswith("tcp://")]
         return int(remote[0].rpartition(":")[2]) if remote else 0
 
     def wake(self) -> None:
-        """Answer those who wait for an offer that is written or dropped by now."""
+        """Reply to requests for offers that were written or dropped meanwhile."""
         self._wake.send(b"")
 
     def close(self) -> None:
-        """Close the end of the step loop; the thread ends with the context."""
+        """Close the step loop's end. The thread ends with the context."""
         self._wake.close(linger=0)
 
     def _bind(self, address: str, *, is_replacement: bool) -> None:
         socket = self._context.socket(zmq.ROUTER)
-        socket.sndhwm = 0  # what is sent was asked for, a few parts at a time
+        socket.sndhwm = 0  # no limit: each peer requests only a few parts at a time
         socket.linger = 0
         try:
             self.bound.append(bind_for_group(socket, address, self._keys))
@@ -103,7 +103,7 @@ class TransferServer:
         self._poller.register(socket, zmq.POLLIN)
 
     def _run(self) -> None:
-        """Answer until the context ends."""
+        """Serve requests until the context is terminated."""
         try:
             while True:
                 ready = self._poller.poll(self._timeout_ms())
@@ -169,7 +169,7 @@ class TransferServer:
                     self._answer(socket, client, ask)
 
     def _part(self, read: Read) -> list[bytes]:
-        """Return the frames of a part of a file."""
+        """Return the frames of one part of a file."""
         offer = self._offers.find(read.transfer_id)
         if offer is None or not 0 <= read.rank < self._offers.num_ranks or not 0 < read.num_bytes <= PART_BYTES:
             return [self._encode(Part("there is no such part"))]

@@ -1,4 +1,5 @@
-"""Where engines find each other: a socket in a private directory of this user, and one for other machines."""
+"""Addresses at which engines find each other: a socket in a private directory of this user, and one for other
+machines."""
 
 import contextlib
 import os
@@ -11,14 +12,14 @@ from octavo.protocol.errors import StartupError
 from octavo.protocol.kv_transfer import KVTransfer
 
 PART_BYTES = 4 << 20
-"""Bytes that are asked for at a time: a checksum covers so many."""
+"""Bytes requested at a time, covered by one checksum."""
 
 
 def socket_directory(runtime_dir: Path) -> Path:
-    """Return the directory for the sockets of this user's engines, which nobody else can enter.
+    """Return the directory for the sockets of this user's engines. Nobody else can access it.
 
     Raises:
-        StartupError: it belongs to somebody else, or cannot be made.
+        StartupError: the directory belongs to somebody else, or cannot be created.
     """
     path = runtime_dir / f"octavo-kv-{os.getuid()}"
     try:
@@ -42,12 +43,12 @@ def remove_dead_sockets(directory: Path) -> None:
 
 
 def address_of(transfer: KVTransfer, directory: Path) -> str:
-    """Return the address of the engine that has some blocks."""
+    """Return the address of the engine that has the blocks."""
     return f"tcp://{transfer.host}:{transfer.port}" if transfer.host else local_address(directory, transfer.engine_id)
 
 
 def local_address(directory: Path, engine_id: str) -> str:
-    """Return the address of an engine of this machine and user."""
+    """Return the address of an engine on this machine and of this user."""
     return f"ipc://{directory / engine_id}"
 
 
@@ -59,7 +60,7 @@ GONE_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-"""A connection has ended, or is none."""
+"""Socket events: a connection has ended, or could not be established."""
 
 
 def _unusable(path: Path, why: str) -> StartupError:

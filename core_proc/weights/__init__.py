@@ -1,1 +1,1 @@
-"""Weights that change, leave memory and come back while the engine serves."""
+"""Weights that are updated, put to sleep and woken up while the engine serves."""

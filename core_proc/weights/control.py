@@ -1,7 +1,7 @@
-"""`WeightsControl`: pauses, updates of weights, and sleep. All of them happen between two steps, one after the other.
+"""`WeightsControl`: pauses, weight updates and sleep. All of these happen between two steps, one after the other.
 
-Each call is a job: a generator that yields what it waits for. Workers that are replaced have the weights with which
-the engine was started, so the updates since then are repeated before the next step.
+Each call is a job: a generator that yields the conditions for which it waits. Replaced workers have the weights with
+which the engine was started, so later updates are repeated before the next step.
 """
 
 import logging
@@ -47,31 +47,31 @@ Reply: TypeAlias = Callable[[UtilityResult], None]
 
 
 class Host(Protocol):
-    """What the service does for a `WeightsControl`."""
+    """What `WeightsControl` needs from the service."""
 
     @property
     def has_forwarded(self) -> bool:
-        """Whether a request lives that is not held back."""
+        """Whether any live request is not held in quarantine."""
 
     def is_connected(self, client: bytes) -> bool:
-        """Whether a frontend is there."""
+        """Return whether a frontend is connected."""
 
     def abort_all(self) -> None:
-        """End all live requests with finish reason "abort", now or in later iterations."""
+        """Abort all live requests with finish reason "abort", now or in later iterations."""
 
     def hold(self, *, is_open: bool) -> None:
-        """Hold new requests back, or none any more."""
+        """Hold new requests back; stop holding them if `is_open`."""
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to their frontends."""
 
     def announce(self, changed: FactsChanged) -> None:
-        """Tell every frontend, and those that connect later, which weights there are."""
+        """Announce the current weights to every frontend, including those that connect later."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A job, what it waits for, and who gets its result."""
+    """A job, the condition for which it waits, and the callback for its result."""
 
     job: Job
     reply: Reply
@@ -79,12 +79,12 @@ class _Running:
 
 
 class WeightsControl:
-    """Decides whether steps may be planned.
+    """Handles calls about weights, and decides whether steps may be planned.
 
     Args:
         scheduler: holds the requests.
-        workers: get commands.
-        state: of the weights.
+        workers: execute commands.
+        state: the state of the weights.
     """
 
     def __init__(self, scheduler: Scheduler, workers: CommandExecutor, state: WeightsState) -> None:
@@ -94,15 +94,15 @@ class WeightsControl:
         self._host: Host | None = None
         self._jobs: deque[_Running] = deque()
         self._restoring: _Running | None = None
-        """Brings replaced workers to the state of those before them; no other job proceeds meanwhile."""
+        """The job that restores the state in replaced workers. No other job proceeds meanwhile."""
         self._is_changing = False
-        """Whether a job needs that no step is planned."""
+        """Whether a job requires that no step is planned."""
         self._holders: set[bytes] = set()
         """The frontends that hold steps back."""
         scheduler.weight_version = state.record.version
 
     def serve(self, host: Host) -> None:
-        """Begin: restore what the core before this one had."""
+        """Start: restore the state of the previous core."""
         self._host = host
         host.hold(is_open=self._state.record.pause in (None, "keep"))
         if self._state.record.version or self._state.record.pause or self._state.record.asleep:
@@ -116,7 +116,7 @@ class WeightsControl:
 
     @property
     def refusal(self) -> str:
-        """Why new requests are rejected; "": they are not."""
+        """Why new requests are rejected. Empty if they are accepted."""
         return self._state.refusal
 
     @property
@@ -128,17 +128,17 @@ class WeightsControl:
 
     @property
     def is_held(self) -> bool:
-        """Whether a frontend holds steps back; the service must notice if it is gone."""
+        """Whether a frontend holds steps back. The service must then detect its disconnection."""
         return bool(self._holders)
 
     def on_lost(self, client: bytes) -> None:
-        """Note that a frontend is gone, and what it holds back goes on."""
+        """Release the steps that a disconnected frontend holds back."""
         if client in self._holders:
-            logger.warning("frontend %s has gone in an update of several engines: steps go on", client.hex())
+            logger.warning("frontend %s disconnected during an update of several engines; steps continue", client.hex())
             self._holders.discard(client)
 
     def call(self, client: bytes, call: WeightsCall, reply: Reply) -> None:
-        """Carry out a call of a frontend, after those before it; `reply` gets its result."""
+        """Queue a frontend's call. `reply` receives its result."""
         match call:
             case GetWeights():
                 reply(self._state.status)
@@ -162,13 +162,13 @@ class WeightsControl:
         self._jobs.append(_Running(job, reply))
 
     def on_replaced(self) -> None:
-        """Bring new workers, which have the weights that the engine was started with, to the present state."""
+        """Bring new workers, which have the weights from the engine's start, to the current state."""
         record = self._state.record
         if record.version or record.asleep:
             self._restoring = _Running(self._restore(), lambda result: None)
 
     def advance(self) -> None:
-        """Let jobs proceed, as far as what they wait for has happened. Never blocks."""
+        """Let jobs proceed whose conditions are fulfilled. Never blocks."""
         if self._restoring is not None and self._is_done(self._restoring):
             self._restoring = None
         while self._restoring is None and self._jobs and self._is_done(self._jobs[0]):
@@ -185,12 +185,12 @@ class WeightsControl:
 
     def _is_quiet(self) -> bool:
         cache = self._scheduler.cache
-        # Workers that give up their memory could not answer these any more.
+        # Workers that give up their memory could not respond to these any more.
         has_transfers = bool(cache.loads.in_flight) or (cache.files is not None and cache.files.num_storing > 0)
         return self._workers.is_ready and not self._scheduler.num_in_flight and not has_transfers
 
     def _command(self, make: MakeCommand) -> Generator[Condition, None, Answer]:
-        """Send a command to all ranks and return what they have answered."""
+        """Send a command to all ranks and return their combined replies."""
         answers: list[Answer] = []
         self._workers.command(make, answers.append)
         yield lambda: bool(answers)
@@ -243,7 +243,7 @@ class WeightsControl:
 
     def _update(self, call: UpdateWeights) -> Job:
         record = self._state.record
-        if call.update_id == record.update_id:  # the core before this one was not able to answer
+        if call.update_id == record.update_id:  # the previous core could not send the reply
             return self._state.status
         if "weights" in record.asleep:
             return CallFailed("the weights are asleep: wake them up before the update, wake_up(tags=['weights'])")
@@ -267,7 +267,7 @@ class WeightsControl:
         return self._state.status
 
     def _broken(self, loaded: Answer) -> CallFailed:
-        """Handle an update that has failed in the middle."""
+        """Handle an update that has failed midway."""
         if not self._workers.is_ready:
             version = self._state.record.version
             return CallFailed(f"{loaded.fault}; the workers come back with version {version} of the weights")
@@ -283,7 +283,7 @@ class WeightsControl:
         self._host.deliver([event for request in requests for event in self._scheduler.fail(request, fault)])
 
     def _changed(self, call: UpdateWeights, digest: str) -> None:
-        """Note that all workers have other weights."""
+        """Note that all workers have new weights."""
         assert self._host is not None, "jobs begin after `serve`"
         self._state.update(call, digest)
         self._host.announce(self._state.facts)
@@ -338,7 +338,8 @@ class WeightsControl:
         return answer if answer.fault else (yield from self._command(WarmUp))
 
     def _restore(self) -> Job:
-        """Repeat, in new workers, the updates since the start of the engine, and put them to sleep if they were."""
+        """Repeat the updates since the engine's start in new workers, and put them to sleep if their predecessors
+        slept."""
         record = self._state.record
         yield self._is_quiet
         if record.is_lost:

@@ -1,4 +1,4 @@
-"""`WeightsState`: which weights the workers have, and whether they are paused or asleep; kept for the next core."""
+"""`WeightsState`: the workers' weights, and whether they are paused or asleep; stored for the next core."""
 
 import hashlib
 import shutil
@@ -14,13 +14,14 @@ from octavo.protocol.weights import UpdateWeights, WeightSource, WeightsRecord, 
 
 
 class WeightsState:
-    """The record of the weights, and the journal that keeps it.
+    """The record of the weights, and the journal that stores it.
 
     Args:
-        record: of the core that this one succeeds, or a fresh one.
-        journal: of this core.
-        identity_of: returns the identity of the engine with weights of a digest and a version.
-        weights_dir: where clients put weights; those that no longer serve are removed. "": nowhere.
+        record: the record of the previous core, or a new one.
+        journal: the journal of this core.
+        identity_of: returns the identity of the engine for a digest and a version of weights.
+        weights_dir: directory into which clients upload weights. Weights that are no longer used are removed. "" if
+            there is none.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class WeightsState:
 
     @property
     def status(self) -> WeightsStatus:
-        """The present state."""
+        """The current state."""
         record = self.record
         return WeightsStatus(
             record.version,
@@ -50,23 +51,23 @@ class WeightsState:
 
     @property
     def refusal(self) -> str:
-        """Why new requests are rejected; "": they are not."""
+        """Why new requests are rejected. Empty if they are accepted."""
         return "" if self.record.is_dropped else self.record.fault
 
     def save(self, **changes: object) -> None:
-        """Change the record, and write it for the next core."""
+        """Change the record, and store it for the next core."""
         self.record = replace(self.record, **changes)
         self._journal.save(self.record)
 
     def update(self, call: UpdateWeights, digest: str) -> None:
-        """Note that all workers have other weights.
+        """Note that all workers have new weights.
 
         Args:
-            call: that has brought them.
-            digest: of the files that it has read.
+            call: the call that has updated them.
+            digest: digest of the files that were read.
         """
         record, source = self.record, WeightSource(call.path, call.is_partial)
-        if call.transfer is not None:  # no file says what came; engines that got it together have the same weights
+        if call.transfer is not None:  # no file identifies them; engines in one transfer get equal weights
             digest = hashlib.blake2b(call.transfer.transfer_id.encode(), digest_size=DIGEST_BYTES).hexdigest()
         if call.is_partial:
             both = f"{record.digest} {digest}".encode()
@@ -93,7 +94,7 @@ class WeightsState:
         return FactsChanged(identity, record.digest, record.version, record.label)
 
     def _remove_unused(self, sources: list[WeightSource]) -> None:
-        """Remove weights that a client had put into our directory, and that no worker will read again."""
+        """Remove uploaded weights that no worker will read again."""
         used = {source.path for source in self.record.sources}
         for source in sources:
             path = Path(source.path)
