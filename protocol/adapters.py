@@ -1,7 +1,7 @@
-"""LoRA adapters on the wire: which adapter a request uses, and which adapters the workers must load before a step.
+"""LoRA adapters on the wire: which adapter a request uses, and which adapters workers must load before a step.
 
-An adapter is a directory in PEFT's layout. Its identity is the digest of its content: a name may come to mean another
-content, but a digest never does.
+An adapter is a directory in PEFT's layout. It is identified by the digest of its content, because a name may later
+refer to other content.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from octavo.protocol.errors import ConfigError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-"""The first one that is there is read."""
+"""Names of the weight file. The first one that exists is read."""
 
 NO_ADAPTER = -1
 """The adapter slot of a request that uses the base model."""
@@ -23,28 +23,28 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Adapter(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """An adapter that a frontend has checked. Everything that a new worker needs to load it."""
+    """An adapter that a frontend has checked, with everything that a new worker needs to load it."""
 
     name: str
-    """For logs and events; two adapters may have had the same name."""
+    """Name for logs and events. Different adapters may have had the same name."""
     digest: str
     """`adapter_digest` of its files when it was checked."""
     path: str
     """Directory of its files, on every machine with workers."""
     rank: int
-    """The largest rank of its modules. 0: it is a soft prompt, which frontends put before prompts; the core and the
-    workers never see it."""
+    """The largest rank of its modules. 0 for a soft prompt, which frontends prepend to prompts and which the core and
+    the workers never see."""
 
     @property
     def is_soft_prompt(self) -> bool:
-        """Whether it has rows for prompts, and no factors."""
+        """Whether it consists of prompt rows instead of LoRA factors."""
         return self.rank == 0
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Put an adapter into a slot. No request of this step or of a later one uses what the slot had before.
+    """Load an adapter into a slot. Neither this step nor a later one uses the slot's previous adapter.
 
-    A step in flight may still use it: the load takes place between the steps, in the order of the plans.
+    A step in flight may still use it: loads take place between steps, in plan order.
     """
 
     slot: int
@@ -55,18 +55,18 @@ class AdapterLoad(msgspec.Struct, array_like=True, gc=False, frozen=True):
 class AdapterFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """A load that has failed. The slot is empty afterwards.
 
-    Until the core knows, plans may still admit requests to the slot: they are computed as if they had no adapter, and
-    their results are ignored.
+    Until the core knows, plans may still admit requests to the slot. They are computed without an adapter, and their
+    results are ignored.
     """
 
     slot: int
     digest: str
     message: str
-    """Names the field or the tensor at fault and the remedy."""
+    """Names the field or tensor at fault, and the remedy."""
 
 
 def adapter_files(path: Path) -> tuple[Path, Path]:
-    """Return the configuration and the weights of an adapter.
+    """Return the paths of an adapter's configuration and weights.
 
     Raises:
         ConfigError: one of them is missing.
@@ -84,7 +84,7 @@ def adapter_files(path: Path) -> tuple[Path, Path]:
 
 
 def adapter_digest(path: Path) -> str:
-    """Return the digest of an adapter's configuration and weights, as hexadecimal digits. Reads both whole.
+    """Return the digest of an adapter's configuration and weights in hexadecimal digits. Reads both files completely.
 
     Raises:
         ConfigError: a file is missing.

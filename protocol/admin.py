@@ -1,4 +1,4 @@
-"""Calls of operators, for `octavo admin`: they see and change the requests of every frontend of an engine."""
+"""Operators' calls for `octavo admin`. They view and change the requests of all frontends of an engine."""
 
 from typing import Literal, TypeAlias
 
@@ -21,23 +21,23 @@ class ListRequests(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 
 
 class AbortRequests(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="abort_requests"):
-    """End requests of any frontend with finish reason "abort". Result: `RequestCount`, those that were live."""
+    """Abort requests of any frontend with finish reason "abort". Result: `RequestCount`, those that were live."""
 
     request_ids: list[RequestId] | None
-    """As `RequestRow` shows them; None: all live requests."""
+    """Ids as shown in `RequestRow`. None for all live requests."""
 
 
 class DrainEngine(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="drain_engine"):
-    """Reject new requests from now on, and finish the live ones. Result: `RequestCount`, those that are live.
+    """Reject new requests from now on, and finish the live ones. Result: `RequestCount`, the live ones.
 
-    Ends with `is_draining=False`, or with the core: its successor accepts requests.
+    Ends with `is_draining=False` or with the core: its successor accepts requests.
     """
 
     is_draining: bool = True
 
 
 class SetLogLevel(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="set_log_level"):
-    """Change the log level of the core, until it is replaced. Result: `BoolResult`."""
+    """Change the log level of the core until it is replaced. Result: `BoolResult`."""
 
     level: LogLevel
 
@@ -49,33 +49,33 @@ class RequestRow(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """One live request."""
 
     request_id: RequestId
-    """That of its frontend. Two frontends never choose the same."""
+    """Id chosen by its frontend. Two frontends never choose the same id."""
     client: str
-    """The connection of its frontend, as the log of the core names it."""
+    """The connection of its frontend, as named in the log of the core."""
     state: str
-    """"running", "waiting" (also "swapped": it waits for its blocks), or "deferred": it waits for its grammar or its
-    blocks from another engine, or crash suspects run in isolation."""
+    """"running", "waiting" (which includes "swapped": waiting for its blocks) or "deferred". A deferred request waits
+    for its grammar or for blocks from another engine, or is held while crash suspects run in isolation."""
     num_prompt_tokens: int = 0
-    """0 for a deferred request, like all numbers after it."""
+    """0 for a deferred request, like all numbers below."""
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     max_tokens: int = 0
     num_preemptions: int = 0
     age_s: float = 0.0
-    """Since it was queued."""
+    """Seconds since it was queued."""
 
 
 class RequestRows(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="request_rows"):
     """Result of `ListRequests`."""
 
     requests: list[RequestRow]
-    """By frontend, in order of arrival."""
+    """Grouped by frontend, in order of arrival."""
     num_live: int
-    """Of all, also those that did not fit."""
+    """Number of all live requests, including those that did not fit."""
     is_draining: bool
 
 
 class RequestCount(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="request_count"):
-    """How many requests a call was about."""
+    """The number of requests that a call affected."""
 
     count: int

@@ -1,4 +1,4 @@
-"""The layout of pack files: contents of several KV blocks. Workers write and read packs, and the core lists them.
+"""The layout of pack files, each with several KV blocks. Workers write and read packs; the core lists them.
 
     header: magic, checksum of the rest of the header, number of contents, bytes of each
             for each content: its key, and its checksum
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAX_CONTENTS = 32
-"""In one pack. Creating and listing a file costs as much as writing 100 KB, so packs have several contents. The oldest
-packs are deleted as a whole, so they do not have many."""
+"""Most blocks in one pack. Creating and listing a file costs as much as writing 100 KB, so packs hold several blocks.
+They do not hold many, because the oldest packs are deleted as a whole."""
 
 ALIGNMENT = 4096
-"""Contents begin at a page of the page cache, from which they are copied faster."""
+"""Blocks start at a page of the page cache, from which they are copied faster."""
 
 PACK_NAME = re.compile(r"[0-9a-f]{32}")
 UNFINISHED_NAME = re.compile(r"\.[0-9a-f]{32}\..+")
-"""A pack that is being written."""
+"""Name of a pack that is being written."""
 
 _MAGIC = b"octavoKV"
 _HEAD = struct.Struct("<8sIIQ")
@@ -41,21 +41,21 @@ class DamagedPack(ValueError):
 
 
 class PackHeader(NamedTuple):
-    """What a pack contains."""
+    """The contents of a pack."""
 
     keys: tuple[bytes, ...]
     checksums: tuple[int, ...]
-    """Of the contents, 64 bits each; workers decide how they are computed."""
+    """Checksums of the blocks, 64 bits each. Workers decide how they are computed."""
     content_bytes: int
-    """Of each content."""
+    """Bytes of each block."""
 
     def offset(self, index: int) -> int:
-        """Return where in the file a content begins."""
+        """Return the file offset of a block."""
         return _offset_of_contents(len(self.keys)) + index * self.content_bytes
 
 
 def pack_name(keys: Sequence[bytes]) -> str:
-    """Return the name of a pack with these contents."""
+    """Return the name of a pack with these keys."""
     return hashlib.blake2b(b"".join(keys), digest_size=16).hexdigest()
 
 
@@ -65,7 +65,7 @@ def pack_path(folder: Path, name: str) -> Path:
 
 
 def encode_header(header: PackHeader) -> bytes:
-    """Return the bytes before the contents."""
+    """Return the bytes before the first block."""
     if not 0 < len(header.keys) <= MAX_CONTENTS:
         raise ValueError(f"a pack has 1 to {MAX_CONTENTS} contents, not {len(header.keys)}")
     data = bytearray(_offset_of_contents(len(header.keys)))
@@ -77,11 +77,11 @@ def encode_header(header: PackHeader) -> bytes:
 
 
 def read_header(fd: int, name: str) -> PackHeader:
-    """Return the header of a pack that is open for reading.
+    """Read the header of an open pack.
 
     Raises:
-        DamagedPack: the file is torn, damaged, or not of this name.
-        OSError: it cannot be read.
+        DamagedPack: the file is torn, damaged, or does not match its name.
+        OSError: the file cannot be read.
     """
     data = os.pread(fd, _offset_of_contents(MAX_CONTENTS), 0)
     if len(data) < _HEAD.size:
@@ -102,7 +102,7 @@ def read_header(fd: int, name: str) -> PackHeader:
 
 
 def read_header_of(path: Path) -> PackHeader:
-    """Open a pack and return its header. Raises as `read_header` does."""
+    """Open a pack and return its header. Raises the errors of `read_header`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return read_header(fd, path.name)
@@ -111,7 +111,7 @@ def read_header_of(path: Path) -> PackHeader:
 
 
 def list_packs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of each pack of a rank, in any order; nothing if the folder is not there."""
+    """Yield name and path of each pack of a rank, in any order. Yields nothing if the folder does not exist."""
     try:
         groups = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""`Buffer`: binary data in a message that may be too large to be copied, such as masks, embeddings or media."""
+"""`Buffer`: binary data of a message that may be too large to be copied, such as masks, embeddings or media."""
 
 MAX_BUFFERS_BYTES = 2**28
-"""Bytes in all buffer frames of one message."""
+"""Most bytes in all buffer frames of one message."""
 
 
 class Buffer:
-    """Bytes that travel beside the body of their message if they are many (`codec.MIN_BUFFER_BYTES`).
+    """Bytes that are sent next to the body of their message if they are large (`codec.MIN_BUFFER_BYTES`).
 
-    After decoding, `data` is the memory that the socket has filled: it lives as long as this object, and must not be
-    written to. Two are equal if their bytes are.
+    After decoding, `data` is the memory that the socket has filled. It lives as long as this object and must not be
+    written to. Two buffers are equal if their bytes are.
     """
 
     __slots__ = ("data",)

@@ -37,19 +37,19 @@ from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 logger = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 1024
-"""Messages that a socket queues for one peer before a send fails."""
+"""Most messages that a socket queues for one peer before a send fails."""
 
 MAX_FRAME_BYTES = 64 * 2**20
 """zmq disconnects a peer that sends a larger frame."""
 
 MAX_RECEIVED_AT_ONCE = 64
 MAX_RECEIVED_BYTES_AT_ONCE = 2**18
-"""Messages taken from the frontends' socket per iteration of the step loop, and their bytes, after which no further one
-is taken: a flood must not delay steps. What is left waits in the socket."""
+"""Limits on the messages taken from the frontends' socket per step loop iteration, and on their bytes: a flood must not
+delay steps. Remaining messages wait in the socket."""
 
 
 class PeerLost(ProtocolError):
-    """The frontend that a message is addressed to is gone."""
+    """The frontend to which a message is addressed has disconnected."""
 
 
 class Publisher:
@@ -60,16 +60,17 @@ class Publisher:
         self._codec = worker_command_codec()
         self.socket = context.socket(zmq.XPUB)
         """Readable when a worker has subscribed or unsubscribed."""
-        self.socket.setsockopt(zmq.XPUB_VERBOSER, 1)  # without it only the first and the last one are reported
+        self.socket.setsockopt(zmq.XPUB_VERBOSER, 1)  # by default only the first and the last subscription are reported
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.address = bind_for_group(self.socket, address, keys)
 
     def take_subscriptions(self) -> int:
-        """Return how many more workers are subscribed than at the last call. They miss everything sent earlier.
+        """Return the change in the number of subscribed workers since the last call. New ones miss everything sent
+        before.
 
-        A worker on another machine whose connection is lost and made again counts once.
+        A worker on another machine whose connection is lost and re-established counts once.
         """
         num_subscribed = 0
         while (frames := _receive(self.socket, timeout_s=0)) is not None:
@@ -77,14 +78,14 @@ class Publisher:
         return num_subscribed
 
     def send(self, command: WorkerCommand) -> None:
-        """Broadcast a command, whose `sequence` must be `next_sequence`."""
+        """Broadcast a command. Its `sequence` must be `next_sequence`."""
         if command.sequence != self.next_sequence:
             raise ProtocolError(f"command {command.sequence} sent, but {self.next_sequence} is next")
         send_message(self.socket, self._codec.encode(command))
         self.next_sequence += 1
 
     def close(self) -> None:
-        """Close the socket and remove its file; pending messages are still delivered."""
+        """Close the socket and remove its file. Pending messages are still delivered."""
         self.socket.close()
         _remove_file(self.address)
 
@@ -104,15 +105,15 @@ class Subscriber:
         self.socket.connect(address)
 
     def receive(self, timeout_s: float | None = None) -> WorkerCommand | None:
-        """Return the next command, or None when none came in time.
+        """Return the next command. Return None if none arrives in time.
 
-        A malformed message is counted, logged and dropped. If it was a command, the sequence number of the next one
+        A malformed message is counted, logged and dropped. If it was a command, the sequence number of the next command
         reveals the gap.
 
-        Blocks until: a command comes, or `timeout_s` is over (None: no limit).
+        Blocks until: a command arrives, or `timeout_s` has passed (None: no limit).
 
         Raises:
-            ProtocolError: a command was lost; this worker's state no longer matches the core's, and it must exit.
+            ProtocolError: a command was lost. This worker's state no longer matches the core's, so it must exit.
         """
         while (frames := _receive(self.socket, timeout_s)) is not None:
             try:
@@ -147,7 +148,7 @@ class ResultPush:
         send_message(self._socket, self._codec.encode(reply))
 
     def close(self) -> None:
-        """Close the socket; pending messages are still delivered."""
+        """Close the socket. Pending messages are still delivered."""
         self._socket.close()
 
 
@@ -168,7 +169,7 @@ class ResultPull:
         return bool(self.socket.closed)
 
     def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
-        """Return the next reply, or None when none came in time (None: no limit).
+        """Return the next reply. Return None if none arrives within `timeout_s` (None: no limit).
 
         A malformed message is counted, logged and dropped.
         """
@@ -205,11 +206,11 @@ class FrontendRouter:
         _bind(self.socket, address)
 
     def listen_remotely(self, address: str, keys: EngineKeys | None) -> None:
-        """Listen on a `tcp://` address too; frontends of the first address need no keys.
+        """Also listen on a `tcp://` address. Frontends of the first address need no keys.
 
         Raises:
-            ConfigError: the address is reachable from other machines, and there are no keys.
-            StartupError: it cannot be bound.
+            ConfigError: the address is reachable from other machines, but there are no keys.
+            StartupError: the address cannot be bound.
         """
         prepare_listener(self.socket, address, keys)
         if keys:
@@ -217,9 +218,9 @@ class FrontendRouter:
         _bind(self.socket, address)
 
     def receive(self) -> list[tuple[bytes, FrontendMessage | Malformed]]:
-        """Return the messages that have arrived, a bounded number, with their senders' identities. Never blocks.
+        """Return a bounded number of received messages with their senders' identities. Never blocks.
 
-        A message that does not decode is counted and logged, and comes as a `Malformed`.
+        A message that cannot be decoded is counted, logged, and returned as a `Malformed`.
         """
         received: list[tuple[bytes, FrontendMessage | Malformed]] = []
         num_bytes = 0
@@ -242,7 +243,8 @@ class FrontendRouter:
         return received
 
     def _is_first_version(self, frames: list[Frame]) -> bool:
-        """True for the `Connect` of protocol version 1, which sent the kind of a message in a separate frame."""
+        """Return whether this is a `Connect` of protocol version 1, which sent the kind of a message in a separate
+        frame."""
         if len(frames) != 2 or frames[0] != bytes([Kind.REQUEST]):
             return False
         try:
@@ -251,13 +253,13 @@ class FrontendRouter:
             return False
 
     def _reject_first_version(self, peer: bytes) -> None:
-        """Answer in the frames of version 1, the only ones that such a frontend can read."""
+        """Reply in the frames of version 1, the only ones that such a frontend can read."""
         frame = self._events.encode(reject_version(1))[0]
-        with contextlib.suppress(zmq.ZMQError):  # it is gone, or does not read
+        with contextlib.suppress(zmq.ZMQError):  # it has disconnected, or does not read
             self.socket.send_multipart([peer, frame[:1], frame[1:]], zmq.NOBLOCK)
 
     def send(self, peer: bytes, event: Event) -> bool:
-        """Send an event; False when the queue is full because the peer reads too slowly. Never blocks.
+        """Send an event. Return False if the queue is full because the peer reads too slowly. Never blocks.
 
         Raises:
             PeerLost: no peer has this identity any more.
@@ -273,12 +275,12 @@ class FrontendRouter:
         return True
 
     def close(self) -> None:
-        """Close the socket; pending messages are still delivered, for at most a second."""
+        """Close the socket. Pending messages are still delivered, for at most a second."""
         self.socket.close()
 
 
 def send_message(socket: "zmq.Socket[bytes]", frames: Sequence[Frame], flags: int = 0) -> None:
-    """Send the frames of a message; large ones are not copied, and must not change until they have left.
+    """Send the frames of a message. Large frames are not copied and must not change until they were sent.
 
     Raises:
         zmq.Again: with `zmq.NOBLOCK`, nothing was sent.
@@ -286,17 +288,17 @@ def send_message(socket: "zmq.Socket[bytes]", frames: Sequence[Frame], flags: in
     if len(frames) == 1:
         socket.send(frames[0], flags)
     else:
-        # zmq still copies short ones, which is cheaper.
+        # zmq still copies short frames, which is cheaper.
         socket.send_multipart(frames, flags, copy=False)
 
 
 def receive_message(socket: "zmq.Socket[bytes]", flags: int = 0) -> list[Frame]:
-    """Return the frames of the next message. Frames after the first stay in the memory that zmq has read them into.
+    """Return the frames of the next message. Frames after the first stay in the memory into which zmq has read them.
 
     If a message has too many frames, only as many are kept as `Codec.decode` needs to reject it.
 
     Raises:
-        zmq.Again: with `zmq.NOBLOCK`, no message is there.
+        zmq.Again: with `zmq.NOBLOCK`, there is no message.
     """
     frames: list[Frame] = [socket.recv(flags)]
     while socket.getsockopt(zmq.RCVMORE):
@@ -307,14 +309,14 @@ def receive_message(socket: "zmq.Socket[bytes]", flags: int = 0) -> list[Frame]:
 
 
 def ipc_path(address: str) -> Path | None:
-    """Return the path of an `ipc://` address, None for other transports."""
+    """Return the path of an `ipc://` address. Return None for other transports."""
     return Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
 
 
 def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[Frame] | None:
-    """Return the frames of the next message, None when none came in time (None: no limit)."""
+    """Return the frames of the next message. Return None if none arrives within `timeout_s` (None: no limit)."""
     try:
-        # perf: most messages have arrived already, which saves the poll.
+        # perf: most messages have already arrived, which saves the poll.
         return receive_message(socket, zmq.NOBLOCK)
     except zmq.Again:
         if timeout_s == 0 or not socket.poll(None if timeout_s is None else int(1000 * timeout_s)):
@@ -323,13 +325,13 @@ def _receive(socket: "zmq.Socket[bytes]", timeout_s: float | None) -> list[Frame
 
 
 def bind_for_group(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys | None) -> str:
-    """Bind a socket for the workers of an engine, and return its address; `tcp://HOST:*` chooses a port.
+    """Bind a socket for the workers of an engine and return its address; `tcp://HOST:*` chooses a port.
 
     With keys, an `Authenticator` must run in the same context.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no keys.
-        StartupError: it cannot be bound.
+        ConfigError: other machines can reach the address, but there are no keys.
+        StartupError: the address cannot be bound.
     """
     if not address.startswith("tcp://"):
         _bind(socket, address)
@@ -369,7 +371,7 @@ def _remove_file(address: str) -> None:
 
 
 def is_listening(path: Path) -> bool:
-    """True if a live process listens on this socket: zmq itself would take over its address."""
+    """Return whether a live process listens on this socket. zmq itself would take over its address."""
     with socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -1,6 +1,6 @@
-"""Code that an application hands to its own engine. The only file that pickles, and only after `allow_code=True`.
+"""Code that an application passes to its own engine. The only file that pickles, and only with `allow_code=True`.
 
-An engine takes such code from the process that launches it, over the launch pipe, and never from a socket.
+An engine accepts such code only from the process that launches it, over the launch pipe, and never from a socket.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ class ProcessorSource(msgspec.Struct, array_like=True, frozen=True):
     """Where a worker finds a logits processor."""
 
     name: str
-    """`module:Class`, `file.py:Class` or the name of an entry point; for code its own name."""
+    """`module:Class`, `file.py:Class` or the name of an entry point. For pickled code, its own name."""
     code: bytes = b""
-    """The pickled class or function; b"": it is found by its name."""
+    """The pickled class or function. Empty if it is found by its name."""
 
 
 def take_code(settings: dict[str, Any], *, is_allowed: bool) -> list[ProcessorSource]:
@@ -56,7 +56,7 @@ def _pack(objects: list[Any], *, is_allowed: bool) -> list[ProcessorSource]:
 
 
 def unpack(source: ProcessorSource) -> Any:
-    """Return the class or function of a source that holds code. Runs whatever is in it."""
+    """Return the class or function of a source with code. Executes whatever the pickle contains."""
     import cloudpickle
 
     return cloudpickle.loads(source.code)

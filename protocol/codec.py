@@ -1,9 +1,9 @@
 """Messages to frames and back: one encoder and decoder per direction.
 
-The first frame of a message is one byte that names its union, so that a message on the wrong socket is rejected before
-it is decoded, and the msgpack body. Most messages have no other frame: a second one would make a short message six
-times as expensive. Large binary values (`Buffer`, `IdArray`) follow as frames of their own, which are neither copied
-into the body nor out of it; the body holds their index.
+The first frame of a message is one byte that names its union, followed by the msgpack body. So a message on the wrong
+socket is rejected before it is decoded. Most messages have only this frame: a second one would make a short message six
+times as expensive. Large binary values (`Buffer`, `IdArray`) follow in separate frames, which are neither copied into
+the body nor out of it; the body holds their index.
 """
 
 from array import array
@@ -25,10 +25,10 @@ T = TypeVar("T")
 Frame: TypeAlias = bytes | memoryview
 
 MIN_BUFFER_BYTES = 2**16
-"""Smaller binary values stay in the body: copying them is cheaper than a frame."""
+"""Smaller binary values stay in the body, because copying them is cheaper than a frame."""
 
 MAX_BUFFERS = 256
-"""Buffer frames of one message."""
+"""Most buffer frames of one message."""
 
 
 class Kind(IntEnum):
@@ -48,24 +48,24 @@ class Codec(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_value)
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union, dec_hook=self._decode_value)
         self._buffers: list[Frame] = []
-        """Of the message that is being encoded."""
+        """Buffers of the message being encoded."""
         self._received: Sequence[Frame] = ()
-        """Of the message that is being decoded."""
+        """Buffer frames of the message being decoded."""
         self._num_used = 0
-        """Of `_received`, those that the body has referred to."""
+        """Number of frames in `_received` to which the body has referred."""
 
     def encode(self, message: T) -> list[Frame]:
-        """Return the frames of a message. The buffers among them are the message's own memory.
+        """Return the frames of a message. Its buffers are not copied.
 
         Raises:
-            TypeError, OverflowError, UnicodeEncodeError: a value has no form on the wire.
+            TypeError, OverflowError, UnicodeEncodeError: a value cannot be encoded.
         """
         self._buffers = []
         body = self._kind + self._encoder.encode(message)
         return [body, *self._buffers]
 
     def decode(self, body: Frame, *buffers: Frame) -> T:
-        """Return the message in some frames. `Buffer`s in it refer to the frames' memory.
+        """Return the message in these frames. Its `Buffer`s refer to the frames' memory.
 
         Raises:
             ProtocolError: wrong kind, a body that does not fit the union, or buffers that do not fit the body.
@@ -103,10 +103,11 @@ class Codec(Generic[T]):
 
 
 def wire_bytes(value: object) -> memoryview:
-    """Return the bytes of a value that msgpack has no type for. Files use it as `enc_hook`: they have no frames.
+    """Return the bytes of a value for which msgpack has no type. Files use it as `enc_hook`, because they have no
+    frames.
 
     Raises:
-        NotImplementedError: messages have no such values.
+        NotImplementedError: messages have no values of this type.
     """
     if isinstance(value, array):
         return memoryview(value).cast("B")
@@ -116,7 +117,7 @@ def wire_bytes(value: object) -> memoryview:
 
 
 def wire_value(kind: type, data: object) -> object:
-    """Return the value of a type that `wire_bytes` knows. Files use it as `dec_hook`.
+    """Return the value of a type that `wire_bytes` supports. Files use it as `dec_hook`.
 
     Raises:
         ValueError: the data does not encode such a value.
@@ -134,20 +135,20 @@ def _check_buffers(buffers: Sequence[Frame]) -> None:
 
 
 def request_codec() -> Codec[FrontendMessage]:
-    """Frontend to core."""
+    """Return a codec for messages from frontend to core."""
     return Codec(Kind.REQUEST, FrontendMessage)
 
 
 def event_codec() -> Codec[Event]:
-    """Core to frontend."""
+    """Return a codec for messages from core to frontend."""
     return Codec(Kind.EVENT, Event)
 
 
 def worker_command_codec() -> Codec[WorkerCommand]:
-    """Core to workers."""
+    """Return a codec for messages from core to workers."""
     return Codec(Kind.WORKER_COMMAND, WorkerCommand)
 
 
 def worker_reply_codec() -> Codec[WorkerReply]:
-    """Workers to core."""
+    """Return a codec for messages from workers to core."""
     return Codec(Kind.WORKER_REPLY, WorkerReply)

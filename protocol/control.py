@@ -1,8 +1,8 @@
 """Messages between parent and child: the launch spec down, control messages up.
 
-The spec is written to the child's standard input, which then stays open: end of file means that the
-parent is gone. Control messages are written to a second pipe, whose end of file means that the
-child is gone. Each message is a 4-byte little-endian length and a msgpack body.
+The spec is written to the child's standard input, which then stays open: its end of file means that the parent has
+died. Control messages are written to a second pipe, whose end of file means that the child has died. Each message is a
+4-byte little-endian length and a msgpack body.
 """
 
 import msgspec
@@ -21,24 +21,24 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """Private directory of this engine, for the workers' sockets and the pulse file."""
     epoch: int
     replaced_epoch: int = 0
-    """Epoch of the core that will be stopped so that this one can take over; 0: none."""
+    """Epoch of the core that will be stopped and replaced by this one; 0 if there is none."""
     remote_address: str = ""
-    """A `tcp://` address for frontends of other machines; "": none."""
+    """A `tcp://` address for frontends on other machines. Empty if there is none."""
     facts: list[DeviceFacts] = []
-    """Measurements of an earlier core with this configuration; []: the workers measure."""
+    """Measurements of an earlier core with this configuration. Empty if the workers must measure."""
     lock_step_path: str = ""
-    """Of the socket on which the first of the engines that divide the experts listens; "": engines do not."""
+    """Path of the socket on which the first engine listens, if several engines share the experts. Empty otherwise."""
     lock_step_fd: int = -1
-    """Of the first engine: that socket, inherited."""
+    """The inherited listening socket, if this is the first engine; otherwise -1."""
     predecessor_dir: str = ""
-    """The `run_dir` of the crashed core whose requests will be resubmitted to this one; "": none."""
+    """The `run_dir` of the crashed core whose requests will be resubmitted to this one. Empty if there is none."""
     weights_dir: str = ""
-    """Directory in shared memory for weights that clients send, which all cores of the engine have; "": there is none.
-    """
+    """Directory in shared memory for weights uploaded by clients, used by all cores of the engine. Empty if there is
+    none."""
     predecessor_end: str = ""
     """How that core crashed, for messages."""
     fork_server_fd: int = -1
-    """An inherited connection to the fork server of the process that starts the core; -1: there is none."""
+    """An inherited connection to the fork server of the process that starts the core; -1 if there is none."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -52,18 +52,18 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
 
 
 class NodePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a worker is in a group whose ranks are on several machines (nodes)."""
+    """The place of a worker in a group whose ranks are on several machines (nodes)."""
 
     node: int
     """Index of its node."""
     first_ranks: list[int]
-    """The first rank of each node, and the number of ranks."""
+    """The first rank of each node, and finally the number of ranks."""
     link_addresses: list[str]
-    """By node: HOST:PORT where its first rank listens for those of the other nodes."""
+    """For each node, HOST:PORT on which its first rank listens for other nodes."""
     secret: str = ""
-    """Secret key of the group; "": all addresses are of this machine."""
+    """Secret key of the group. Empty if all addresses are on this machine."""
     listener_fd: int = -1
-    """Of the first rank of a node: its inherited listening socket."""
+    """Inherited listening socket of the first rank of a node; -1 for other ranks."""
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
@@ -77,20 +77,20 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     result_address: str
     """PULL socket of the core, to push to."""
     exchange_fd: int = -1
-    """Inherited file of zeros, through whose memory the ranks of this machine exchange rows; -1: this is the only rank.
-    """
+    """Inherited zero-filled file, in whose memory the ranks of this machine exchange rows; -1 if this is the only
+    rank."""
     engines_fd: int = -1
-    """Inherited file of zeros that the workers of all engines share, if these divide the experts; -1: they do not."""
+    """Inherited zero-filled file shared by the workers of all engines that share the experts; -1 otherwise."""
     rendezvous: str = ""
-    """File that does not exist yet, in which ranks that compute through torch find each other."""
+    """Path of a new file through which ranks that compute through torch find each other."""
     facts: DeviceFacts | None = None
-    """Measurements of an earlier worker of this rank; None: measure."""
+    """Measurements of an earlier worker of this rank. None if it must measure."""
     place: NodePlace | None = None
-    """None: all ranks are on this machine."""
+    """None if all ranks are on this machine."""
     device_number: int = -1
-    """Which of this machine's devices it uses; -1: that of its rank."""
+    """Index of the device to use on this machine; -1 for the device with the index of its rank."""
     generation: int = 0
-    """Of its group: how often this core has started its workers before."""
+    """Generation of its group: how often this core has started its workers before."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -103,18 +103,18 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
-    """Everything that a further HTTP process (`--api-server-count`) needs to start."""
+    """Everything that an additional HTTP process (`--api-server-count`) needs to start."""
 
     config: ServerConfig
-    """Including the API keys, from whichever source."""
+    """Includes the API keys from all sources."""
     address: str
-    """Path of the socket on which the parent tells which engines there are."""
+    """Path of the socket on which the parent announces the engines."""
     listener_fd: int
     """The inherited listening socket."""
     counters_path: str
-    """The file with the metrics of all HTTP processes."""
+    """File with the metrics of all HTTP processes."""
     row: int
-    """This process's own row in it, from 1: the first process has 0."""
+    """This process's row in the file, from 1. The first process has row 0."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -127,22 +127,22 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="server"):
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
-    """Everything that a node agent needs to start: it runs the workers of one machine for a core elsewhere."""
+    """Everything that a node agent needs to start. It runs the workers of one machine for a core elsewhere."""
 
     core_address: str
     """Where the core listens for agents: `tcp://...`."""
     secret: str = ""
-    """Secret key of the group; "": the core is on this machine."""
+    """Secret key of the group. Empty if the core is on this machine."""
     node: str
-    """Name of this machine, for messages; agents of the same name share memory."""
+    """Name of this machine, for messages. Agents with the same name share memory."""
     position: int = -1
-    """Place of this machine among all nodes; -1: any."""
+    """Position of this machine among all nodes; -1 for any."""
     capacity: int
     """Most ranks that it runs."""
     worker_module: str
-    """What each worker runs."""
+    """The module that each worker runs."""
     model: ModelFacts | None = None
-    """The model as this machine has it; None: under the same path as on the core's."""
+    """The model as found on this machine. None if it has the same path as on the core's machine."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -158,22 +158,22 @@ LaunchSpec = CoreSpec | WorkerSpec | ServerSpec | AgentSpec
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The child runs; its signal handlers and its parent watch are installed."""
+    """The child is running. Its signal handlers and its parent watch are installed."""
 
     pid: int
     version: int = PROTOCOL_VERSION
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """The child has entered a phase of its start-up, or made progress in it."""
+    """The child has entered a start-up phase, or made progress in it."""
 
     phase: str
     fraction: float | None = None
-    """0 to 1; None: unknown."""
+    """0 to 1. None if unknown."""
 
 
 class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
-    """Duration of a phase of the start-up, for the timeline in the log."""
+    """Duration of a start-up phase, for the timeline in the log."""
 
     process: str
     phase: str
@@ -181,21 +181,20 @@ class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """What a forked worker takes over from its core instead of from the fork server, which another one may have started
-    long ago in other surroundings.
-    """
+    """What a forked worker inherits from its core instead of from the fork server, which another core may have started
+    long ago in a different environment."""
 
     core_pid: int
-    """`ps` shows it, as the worker is no child of its core."""
+    """Shown by `ps`, because the worker is not a child of its core."""
     control_fd: int
     """The number of the control pipe in the worker."""
     inherited: list[int]
-    """The numbers of the descriptors that come after it."""
+    """The numbers of the inherited descriptors."""
     environment: dict[str, str]
     directory: str
-    """The working directory; "": it has been removed."""
+    """The working directory. Empty if it was removed."""
     processors: list[int]
-    """On which the worker may run."""
+    """CPUs on which the worker may run."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
@@ -209,7 +208,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="core_ready"):
 
     plan: CachePlan
     facts: list[DeviceFacts] = []
-    """Measurements of each worker, in order of rank."""
+    """Measurements of each worker, ordered by rank."""
 
 
 class ServerReady(msgspec.Struct, frozen=True, tag="server_ready"):
@@ -217,7 +216,7 @@ class ServerReady(msgspec.Struct, frozen=True, tag="server_ready"):
 
 
 class StartupFailed(msgspec.Struct, frozen=True, tag="startup_failed"):
-    """The child cannot start and exits; `message` is the root cause in one line."""
+    """The child cannot start and exits. `message` is the root cause in one line."""
 
     phase: str
     error_type: str

@@ -1,4 +1,4 @@
-"""The cores that this process may use, in the order in which threads should be bound to them.
+"""The CPU cores that this process may use, in the order in which threads should be bound to them.
 
 Reads `/sys`; binds nothing.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> list[int]:
-    """Return one processor number for each core that this process may run on, the cores of a NUMA node together.
+    """Return one CPU number for each core that this process may run on. Cores of a NUMA node are adjacent.
 
-    Only the first hardware thread of a core counts: two threads with vector work on one core are no faster than one.
-    If the system does not report the topology, every processor counts as a core.
+    Only the first hardware thread of a core is returned, because two threads with vector work on one core are no faster
+    than one. If the system does not report the topology, every CPU counts as a core.
     """
     allowed = os.sched_getaffinity(0)
     folder = root / "sys/devices/system"
@@ -32,16 +32,16 @@ def usable_cores(root: Path = Path("/")) -> list[int]:
 
 
 def num_usable_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy: `usable_cores`, or fewer if its container has a quota."""
+    """Return how many cores this process may keep busy: all `usable_cores`, or fewer if its container has a quota."""
     quotas = [_quota(group) for group in _cgroups(root)]
     return max(1, min(len(usable_cores(root)), *(math.ceil(quota) for quota in quotas if quota), 1 << 20))
 
 
 def parse_core_list(text: str) -> list[int]:
-    """Return the numbers of a list such as "0-3,8", in its order.
+    """Return the numbers of a list such as "0-3,8", in order.
 
     Raises:
-        ValueError: it is not such a list, or names a core twice.
+        ValueError: the text is not such a list, or names a core twice.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -63,7 +63,7 @@ def _read_list(path: Path) -> Iterable[int]:
 
 
 def _cgroups(root: Path) -> list[Path]:
-    """Return the folders of the control groups that may limit this process's share of the processor."""
+    """Return the folders of the control groups that may limit the CPU time of this process."""
     base = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -80,7 +80,7 @@ def _cgroups(root: Path) -> list[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    """Return the cores that a group may keep busy; None: no limit."""
+    """Return how many cores a control group may keep busy. Return None if there is no limit."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             words = " ".join((group / name).read_text() for name in names).split()

@@ -1,7 +1,7 @@
 """Finds the requests that crash the process computing them, by running ever smaller groups of them in isolation.
 
-Identifies requests by key only, starts and stops nothing, and has no clock: the supervisor of the process reports
-crashes and progress, and runs only the requests in `allowed`.
+Knows requests only by key, starts and stops nothing, and reads no clock. The supervisor of the process reports crashes
+and progress, and runs only the requests in `allowed`.
 """
 
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
@@ -12,35 +12,36 @@ import msgspec
 Key = TypeVar("Key", bound=Hashable)
 
 MAX_RETRIES = 2
-"""Retries of a request that was the only one in flight at every crash."""
+"""Number of retries of a request that was the only one in flight at every crash."""
 
 MIN_LONE_DEATHS = 2
-"""Crashes with nothing else in flight before a request is guilty: a single one may be an operator's `kill -9`."""
+"""Number of crashes with nothing else in flight before a request is guilty. A single one may be an operator's `kill
+-9`."""
 
 
 class BisectionState(msgspec.Struct, Generic[Key]):
-    """The state of a search, which one process saves so that its successor can continue."""
+    """The state of a search. A process saves it so that its successor can continue."""
 
     deaths: dict[Key, int] = {}
-    """For each suspect: crashes during which it was in flight, since it was last cleared."""
+    """For each suspect, the number of crashes during which it was in flight, since it was last cleared."""
     lone_deaths: dict[Key, int] = {}
     groups: list[list[Key]] = []
-    """Groups to run in isolation, the current one first; empty while every request may run."""
+    """Groups to run in isolation, the current one first. Empty while every request may run."""
 
 
 class CrashBisection(Generic[Key]):
-    """Requests that were in flight when the process crashed, until they have progressed past that point.
+    """Requests that were in flight when the process crashed, until they have passed that point.
 
-    A request that crashes the process does so again at the same point; one that gets past it is cleared of that crash.
-    After the first crash every request continues as before. If a suspect is in flight at a second crash, bisection
-    begins: the suspects are divided into groups, and one group at a time runs with nothing else beside it. A group that
-    gets past its point is cleared. A group that crashes is halved, and its halves queue behind less suspicious groups.
-    A request that crashes alone is retried at once on a new process that computes nothing else. It is guilty after
-    `MIN_LONE_DEATHS` such crashes and more than `MAX_RETRIES` crashes in all. A suspect whose frontend has not
-    reconnected yet is run in isolation once it has.
+    A request that crashes the process does so again at the same point. A request that passes this point is cleared of
+    that crash. After the first crash every request continues as before. If a suspect is in flight at a second crash,
+    bisection begins: the suspects are divided into groups, and one group at a time runs in isolation. A group that
+    passes its point is cleared. A group that crashes is halved, and its halves queue behind less suspicious groups. A
+    request that crashes alone is retried at once in a new process that computes nothing else. It is guilty after
+    `MIN_LONE_DEATHS` such crashes and more than `MAX_RETRIES` crashes in total. A suspect whose frontend has not
+    reconnected yet is isolated once it has.
 
-    Each guilty request costs at most two crashes outside of isolation, and within it one per halving of the requests
-    that were in flight with it, and two alone.
+    Each guilty request costs at most two crashes outside of isolation. Within isolation it costs one crash per halving
+    of the requests that were in flight with it, and two alone.
     """
 
     def __init__(self, known: BisectionState[Key] | None = None) -> None:
@@ -60,16 +61,16 @@ class CrashBisection(Generic[Key]):
 
     @property
     def state(self) -> BisectionState[Key]:
-        """What a successor needs to continue this search."""
+        """The state that a successor needs to continue this search."""
         return BisectionState(self._deaths, self._lone_deaths, self._groups)
 
     @property
     def allowed(self) -> frozenset[Key] | None:
-        """The requests that may run now; None: all."""
+        """The requests that may run now. None if all may."""
         return frozenset(self._groups[0]) if self._groups else None
 
     def select_group(self, present: Container[Key]) -> frozenset[Key] | None:
-        """Make the first group with a present member the current one and return it; None: no group has one."""
+        """Make the first group with a present member the current one and return it. Return None if no group has one."""
         for index, group in enumerate(self._groups):
             if any(key in present for key in group):
                 self._groups.insert(0, self._groups.pop(index))
@@ -85,10 +86,10 @@ class CrashBisection(Generic[Key]):
 
         Args:
             in_flight: the requests that it was computing.
-            is_alone: False: it may have computed others too, which somebody else looks after.
+            is_alone: False if it may also have computed requests that this search does not know.
 
         Returns:
-            The guilty request, if one is found: it is no longer a suspect and must not run again.
+            The guilty request, if one is found. It is no longer a suspect and must not run again.
         """
         common = [key for key in in_flight if key in self._deaths]
         for key in in_flight:
@@ -109,7 +110,7 @@ class CrashBisection(Generic[Key]):
         return None
 
     def clear(self, keys: Iterable[Key]) -> None:
-        """These requests have progressed past the point of the crash, or have ended."""
+        """Clear requests that have passed the point of the crash, or have ended."""
         gone = set(keys)
         for key in gone:
             self._deaths.pop(key, None)
@@ -118,15 +119,15 @@ class CrashBisection(Generic[Key]):
         self._groups = [group for group in left if group]
 
     def _split_group(self, in_flight: Sequence[Key]) -> None:
-        """Halve the current group, unless other requests were in flight beside it, or none was."""
+        """Halve the current group, unless other requests were in flight too, or none of its members was."""
         current, *later = self._groups
         running, known = set(in_flight), {key for group in self._groups for key in group}
         if not running <= set(current):
-            # Steps of other requests were still in flight: those are isolated later, and this group runs once more.
+            # Steps of other requests were still in flight: those are isolated later, and this group runs again.
             strangers = [key for key in in_flight if key not in known]
             self._groups = _in_order(current, *later, strangers)
         elif len(running) == 1:
-            # At once, on a process that has computed nothing else: a second crash leaves no doubt.
+            # Retry at once in a new process that has computed nothing else: a second crash is conclusive.
             self._groups = _in_order([*running], [key for key in current if key not in running], *later)
         elif running:
             idle = [key for key in current if key not in running]

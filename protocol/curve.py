@@ -1,6 +1,6 @@
 """Keys for `tcp://` addresses: engine and clients authenticate each other by public keys.
 
-The cryptography is CurveZMQ (http://curvezmq.org), which is part of libzmq; key files have the format of its tools.
+The cryptography is CurveZMQ (http://curvezmq.org), which is part of libzmq. Key files have the format of its tools.
 `ipc://` needs no keys: file permissions decide who may connect.
 """
 
@@ -18,13 +18,13 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 
 HEARTBEAT_S = 5
-"""Interval of heartbeats on a tcp connection."""
+"""Seconds between heartbeats on a tcp connection."""
 
 HEARTBEAT_TIMEOUT_S = 15
-"""A peer that is silent this long counts as gone: a machine that loses power closes no connection."""
+"""Seconds without a heartbeat after which a peer counts as dead: a machine that loses power closes no connection."""
 
 HANDSHAKE_TIMEOUT_S = 10
-"""Time for a client to authenticate."""
+"""Seconds within which a client must authenticate."""
 
 PUBLIC_SUFFIX = ".key"
 SECRET_SUFFIX = ".key_secret"
@@ -57,7 +57,7 @@ class ClientKeys:
 
 
 def is_loopback(address: str) -> bool:
-    """True for a `tcp://` address that only this machine can reach."""
+    """Return whether only this machine can reach a `tcp://` address."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -66,7 +66,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_remote(address: str, has_keys: bool) -> None:
-    """Reject a `tcp://` address that anybody could connect to.
+    """Reject a `tcp://` address to which anybody could connect.
 
     Raises:
         ConfigError: there are no keys, and the address is reachable from other machines.
@@ -80,7 +80,7 @@ def check_remote(address: str, has_keys: bool) -> None:
 
 
 def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
-    """Create a new pair of keys; return the files of the public and of the secret key.
+    """Create a new key pair. Return the files of the public and of the secret key.
 
     Raises:
         ConfigError: a file exists already, or cannot be written.
@@ -104,8 +104,8 @@ def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
     """Read the keys of an engine and of its clients.
 
     Args:
-        secret_file: of the engine.
-        clients_path: a file with one client's public key, or a directory of such files.
+        secret_file: file with the engine's secret key.
+        clients_path: file with one client's public key, or a directory of such files.
 
     Raises:
         ConfigError: a file is missing or not a key file, others may read the secret one, or there is no client.
@@ -118,7 +118,7 @@ def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
 
 
 def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
-    """Read the keys that the configuration names; None: it names none.
+    """Read the keys named in the configuration. Return None if it names none.
 
     Raises:
         ConfigError: see `read_engine_keys`.
@@ -130,7 +130,7 @@ def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
 
 
 def read_client_keys(secret_file: str | None, engine_file: str | None) -> ClientKeys | None:
-    """Read the keys of a client and the public key of its engine; None: neither file is given.
+    """Read the keys of a client and the public key of its engine. Return None if neither file is given.
 
     Raises:
         ConfigError: only one is given, a file is missing or not a key file, or others may read the secret one.
@@ -149,13 +149,13 @@ def read_client_keys(secret_file: str | None, engine_file: str | None) -> Client
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """The keys of a group of processes that trust each other: each has the same pair, as a server and as a client."""
+    """The keys of a group of processes that trust each other. All use the same pair, as server and as client."""
 
     secret: bytes
 
     @classmethod
     def create(cls) -> "GroupKeys":
-        """Return a new pair."""
+        """Return a new key pair."""
         return cls(zmq.curve_keypair()[1])
 
     @classmethod
@@ -169,10 +169,10 @@ class GroupKeys:
 
     @classmethod
     def of(cls, file: str | None, text: str | None) -> "GroupKeys | None":
-        """Return the keys of a file, or else of the text of such a file; None: there is neither.
+        """Return the keys in a file, or else in the text of such a file. Return None if neither is given.
 
         Raises:
-            ConfigError: see `read`; or the text holds no key.
+            ConfigError: see `read`; or the text contains no key.
         """
         if file or not text:
             return cls.read(file) if file else None
@@ -218,7 +218,7 @@ def _read_key(path: Path, pattern: "re.Pattern[str]") -> bytes:
 
 
 def _is_key(text: bytes) -> bool:
-    """True for 32 bytes in Z85, the only requirement for both kinds of keys."""
+    """Return whether the text is 32 bytes in Z85, the only requirement for both kinds of keys."""
     try:
         zmq.curve_public(text)
     except (ValueError, zmq.ZMQError):
@@ -243,7 +243,7 @@ def prepare_connection(socket: "zmq.Socket[bytes]", address: str, keys: ClientKe
 
 
 def prepare_listener(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys | None) -> None:
-    """Configure an engine's socket before it is bound to a `tcp://` address; earlier addresses are not affected.
+    """Configure an engine's socket before it is bound to a `tcp://` address. Earlier addresses are not affected.
 
     With keys, an `Authenticator` must run in the same context.
 
@@ -254,7 +254,7 @@ def prepare_listener(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys
     _limit_silence(socket)
     if keys:
         socket.curve_server = 1
-        # Without an `Authenticator`, nobody may connect, instead of everybody.
+        # Without an `Authenticator`, nobody may connect (by default, everybody could).
         socket.setsockopt(zmq.ZAP_DOMAIN, b"octavo")
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.curve_secretkey = keys.secret
@@ -267,7 +267,7 @@ def _limit_silence(socket: "zmq.Socket[bytes]") -> None:
 
 
 class Authenticator:
-    """Tells libzmq which client keys are accepted, on a thread that ends with its context.
+    """Tells libzmq which client keys are accepted, in a thread that ends with its context.
 
     Args:
         context: the context of the sockets.

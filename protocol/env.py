@@ -1,7 +1,6 @@
 """The only reader of `os.environ`.
 
-Environment variables are about the machine or about debugging, never about the model: everything
-else is a configuration field.
+Environment variables concern the machine or debugging, never the model. Everything else is a configuration field.
 """
 
 import os
@@ -22,13 +21,13 @@ class Env:
     check_invariants: bool
     """`OCTAVO_CHECK=1`: the core verifies its state after every step."""
     runtime_dir: Path
-    """Where the private socket directories are made (`XDG_RUNTIME_DIR`, else the temp directory)."""
+    """Where private socket directories are created (`XDG_RUNTIME_DIR`, else the temp directory)."""
     is_offline: bool
-    """`HF_HUB_OFFLINE=1`: never ask the model hub."""
+    """`HF_HUB_OFFLINE=1`: never access the model hub."""
     cxx: str | None = None
     """`CXX`: the compiler for the native kernels, optionally with arguments."""
     hides_gpus: bool = False
-    """`CUDA_VISIBLE_DEVICES` is set and names none."""
+    """`CUDA_VISIBLE_DEVICES` is set and names no device."""
     admin_api_key: str | None = None
     """`OCTAVO_ADMIN_API_KEY`: the same as `--admin-api-key`."""
     group_secret_key: str | None = None
@@ -36,9 +35,9 @@ class Env:
     is_dev_mode: bool = False
     """`VLLM_SERVER_DEV_MODE=1`: the same as `--enable-dev-routes`."""
     launches_early: bool = False
-    """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
+    """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the preceding kernel ends."""
     has_one_shot_all_reduce: bool = False
-    """`OCTAVO_ONE_SHOT_ALL_REDUCE=1`: GPUs add up small tensors by reading each other's memory, without NCCL."""
+    """`OCTAVO_ONE_SHOT_ALL_REDUCE=1`: GPUs sum small tensors by reading each other's memory, without NCCL."""
     lora_resolver_dir: str | None = None
     """`VLLM_LORA_RESOLVER_CACHE_DIR`: the same as `--lora-resolver-dir`."""
     allows_lora_updates: bool = False
@@ -51,7 +50,8 @@ class Env:
     log_config_file: str | None = None
     """`VLLM_LOGGING_CONFIG_PATH`: the same as `--log-config-file`."""
     vllm_variables: dict[str, str] = field(default_factory=dict)
-    """All `VLLM_*` except the key, see `api_key`; `frontend/vllm_environment.py` reads further settings from them."""
+    """All `VLLM_*` variables except the API key, see `api_key`. `frontend/vllm_environment.py` reads more settings from
+    them."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -84,12 +84,12 @@ class Env:
 
 
 def child_environment(extra: dict[str, str]) -> dict[str, str]:
-    """Return a copy of this process's environment with `extra` laid over it."""
+    """Return a copy of this process's environment, updated with `extra`."""
     return {**os.environ, **extra}
 
 
 def replace_environment(variables: dict[str, str]) -> None:
-    """Make these the variables of this process."""
+    """Replace all environment variables of this process."""
     os.environ.clear()
     os.environ.update(variables)
 

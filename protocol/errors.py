@@ -23,11 +23,11 @@ class OctavoError(Exception):
 
 
 class InvalidRequestError(OctavoError, ValueError):
-    """A request that cannot be served as it stands.
+    """A request that cannot be served as it is.
 
     Args:
         message: what is wrong, and what is valid.
-        param: the field at fault, as the caller spelled it.
+        param: the parameter at fault, as the caller spelled it.
     """
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -47,11 +47,11 @@ class ModelNotFoundError(OctavoError):
 
 
 class OverloadedError(OctavoError):
-    """The queue is full; the same request may be accepted later.
+    """The queue is full. The same request may be accepted later.
 
     Args:
-        message: what there is too much of.
-        limit: the setting whose limit was reached; None: the engine accepts no requests at all.
+        message: which resource is exhausted.
+        limit: the setting whose limit was reached. None if the engine accepts no requests at all.
     """
 
     def __init__(self, message: str, limit: str | None = None) -> None:
@@ -60,7 +60,7 @@ class OverloadedError(OctavoError):
 
 
 class ConflictError(OctavoError):
-    """What was asked for is impossible in the present state, or while something else goes on."""
+    """The requested operation is impossible in the current state, or while another operation is in progress."""
 
 
 class RequestFailedError(OctavoError):
@@ -68,7 +68,7 @@ class RequestFailedError(OctavoError):
 
 
 class EngineDeadError(OctavoError):
-    """The core process has ended; the message holds the root cause when it is known."""
+    """The core process has died. The message holds the root cause if it is known."""
 
 
 class StartupError(OctavoError):
@@ -89,7 +89,7 @@ class StartupError(OctavoError):
         self.details = details
 
     def of(self, process: str) -> "StartupError":
-        """Return the same error with the name of the process that failed, one of several."""
+        """Return the same error with the name of the process that failed."""
         if self.message.startswith(process):
             return self
         return type(self)(f"{process}: {self.message}", phase=self.phase, hint=self.hint, details=self.details)
@@ -100,7 +100,7 @@ class ConfigError(StartupError, ValueError):
 
 
 class NotEnoughMemoryError(StartupError):
-    """The model, or its KV cache, does not fit; `hint` names the flag that would make it fit."""
+    """The model or its KV cache does not fit. `hint` names the flag that would make it fit."""
 
 
 class ProtocolError(OctavoError):

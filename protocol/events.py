@@ -1,4 +1,4 @@
-"""Core to frontend: what happened to requests, and answers to utility calls."""
+"""Core to frontend: events of requests, and replies to utility calls."""
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
@@ -31,8 +31,8 @@ class FinishReason(IntEnum):
 class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Log-probabilities at one position: the token itself first, then the top alternatives.
 
-    The alternatives are ordered by falling logprob, ties by rising token id; the token itself is
-    repeated among them when it is one of them.
+    The alternatives are sorted by descending logprob, ties by ascending token id. The token itself is repeated among
+    them if it is one of them.
     """
 
     token_ids: list[TokenId]
@@ -43,36 +43,37 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens"):
-    """New tokens of one request; sent at least once per step in which it gets some, or per `stream_interval`."""
+    """New tokens of one request. Sent at least once per step in which it gets tokens, or per `stream_interval`
+    tokens."""
 
     request_id: RequestId
     token_ids: list[TokenId]
     logprobs: list[TokenLogprobs] | None = None
-    """One entry per token, when asked for."""
+    """One entry per token, if requested."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """With the first tokens only: one entry per prompt token, the first None."""
+    """Only with the first tokens: one entry per prompt token, the first of which is None."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the request first ran."""
     times: list[float] = []
-    """When each token was known, in seconds of the core's clock; empty unless `stream_interval` delays tokens."""
+    """When each token became known, in seconds on the core's clock. Empty unless `stream_interval` delays tokens."""
     weight_version: int = 0
-    """Of the weights under which all of these tokens were drawn."""
+    """Version of the weights with which all of these tokens were sampled."""
 
 
 class StreamedTokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="streamed"):
-    """The next token of each of several requests: one `Tokens` each, without logprobs, prompt logprobs and times.
+    """One next token for each of several requests: equivalent to one `Tokens` each, without logprobs and times.
 
-    perf: most tokens are sent like this, and one message of lists is cheaper for both sides than an object per token.
+    perf: most tokens are sent in this form. One message of lists is cheaper for both sides than an object per token.
     """
 
     request_ids: list[RequestId]
-    """Each at most once."""
+    """Each id occurs at most once."""
     token_ids: list[TokenId]
-    """Beside the ids."""
+    """One token per request id."""
     num_cached_tokens: list[int]
-    """Beside the ids, as in `Tokens`."""
+    """One number per request id, as in `Tokens`."""
     weight_version: int = 0
-    """Of all tokens, as in `Tokens`."""
+    """Version of the weights of all tokens, as in `Tokens`."""
 
 
 class PooledOutput(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -85,23 +86,23 @@ class PooledOutput(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="finished"):
-    """The request is over. Its last tokens came in a `Tokens` before this; it may have had none."""
+    """The request has ended. Its last tokens were sent in an earlier `Tokens`, if it had any."""
 
     request_id: RequestId
     reason: FinishReason
     stop_token_id: TokenId | None = None
-    """The member of `stop_token_ids` that was generated, if that is why it stopped."""
+    """The member of `stop_token_ids` that was generated, if that is the reason."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timings: RequestTimings = RequestTimings()
     result: PooledOutput | None = None
-    """What the request asked for, if that is not tokens."""
+    """The result of a request that generates no tokens."""
     kv_transfer: KVTransfer | None = None
-    """How another engine takes the KV blocks that it has left; None: there are none."""
+    """How another engine fetches the KV blocks that the request has left. None if there are none."""
 
 
 class FailureKind(IntEnum):
-    """Who caused a failure; determines the HTTP status."""
+    """Who caused a failure. Determines the HTTP status."""
 
     INVALID = 0
     OVERLOADED = 1
@@ -115,18 +116,18 @@ class Failed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="failed
     kind: FailureKind
     message: str
     param: str | None = None
-    """The invalid field; for OVERLOADED, the setting whose limit was reached."""
+    """The invalid parameter. For OVERLOADED, the setting whose limit was reached."""
 
 
 RequestEvent = Tokens | Finished | Failed
 """An event about one request."""
 
 StepEvent = StreamedTokens | RequestEvent
-"""What a message holds."""
+"""An event in a message, about one or several requests."""
 
 
 def split_events(events: Iterable[StepEvent]) -> Iterator[RequestEvent]:
-    """Yield the events of a message one request at a time."""
+    """Yield the events of a message as events about one request each."""
     for event in events:
         if isinstance(event, StreamedTokens):
             for request_id, token_id, num_cached_tokens in zip(
@@ -141,10 +142,10 @@ class Events(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="events
     """The events of one step for the requests of one frontend."""
 
     epoch: int
-    """Epoch of the sender; events of an older epoch are ignored."""
+    """Epoch of the sender. Events of an older epoch are ignored."""
     events: list[StepEvent]
     time: float = 0.0
-    """Core's monotonic clock, in seconds."""
+    """The core's monotonic clock, in seconds."""
 
 
 class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -163,45 +164,45 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     dtype: str
     device: str
     config: bytes
-    """The msgpack form of the engine's `ResolvedConfig`."""
+    """The engine's `ResolvedConfig` as msgpack."""
     pulse_path: str = ""
-    """File of the core's pulse (`protocol/pulse.py`); "" when the core is on another machine."""
+    """File of the core's pulse (`protocol/pulse.py`). Empty if the core is on another machine."""
     replaced_epoch: int = 0
-    """Epoch of the core that was stopped so that this one could take over: it did not crash. 0: none."""
+    """Epoch of the core that was stopped to be replaced by this one, i.e. did not crash; 0 if there was none."""
     identity: str = ""
-    """Engines of the same identity give every request the same bits (`protocol/identity.py`)."""
+    """Engines with the same identity compute identical bits for every request (`protocol/identity.py`)."""
     weights_digest: str = ""
-    """Of the weights alone; "" if they are random."""
+    """Digest of the weights alone. Empty if they are random."""
     model_impl: str = "octavo"
-    """What computes the model: "octavo" or "transformers"."""
+    """The model implementation: "octavo" or "transformers"."""
     variant_module: str = ""
-    """The first module whose rows have other bits in other batches; "": a request has the same bits in all."""
+    """The first module whose rows depend on the batch. Empty if a request has the same bits in every batch."""
     weight_version: int = 0
-    """Counts the updates of the weights (`protocol/weights.py`)."""
+    """Number of weight updates (`protocol/weights.py`)."""
     weight_label: str = ""
-    """What the caller of the last update named its weights."""
+    """Name that the caller of the last update gave to the weights."""
     weights_dir: str = ""
-    """Directory in shared memory for weights that a client sends; "": there is none."""
+    """Directory in shared memory for weights uploaded by clients. Empty if there is none."""
     identity_parts: dict[str, str] = {}
-    """What the identity covers besides the weights, by name, for receipts."""
+    """Everything except the weights that the identity covers, by name, for receipts."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):
-    """Answer to `Connect`."""
+    """Reply to `Connect`."""
 
     facts: EngineFacts
     version: int = PROTOCOL_VERSION
 
 
 class Refused(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="refused"):
-    """Answer to a `Connect` of another protocol version; the connection cannot be used."""
+    """Reply to a `Connect` of another protocol version. The connection cannot be used."""
 
     message: str
     version: int = PROTOCOL_VERSION
 
 
 def reject_version(version: int) -> Refused:
-    """Return the answer to a frontend of another protocol version."""
+    """Return the reply to a frontend of another protocol version."""
     return Refused(
         f"this engine speaks protocol version {PROTOCOL_VERSION}, the frontend version {version}: "
         "both must come from the same release of octavo"
@@ -215,7 +216,7 @@ class BoolResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="bo
 
 
 class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call_failed"):
-    """The utility call raised."""
+    """The utility call failed."""
 
     message: str
 
@@ -224,14 +225,14 @@ UtilityResult = BoolResult | EngineStats | EngineSnapshot | WeightsStatus | Requ
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply"):
-    """Answer to a `Call`."""
+    """Reply to a `Call`."""
 
     call_id: int
     result: UtilityResult
 
 
 class FactsChanged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="facts_changed"):
-    """The engine has other weights from now on: sent to every frontend, before tokens that were drawn under them."""
+    """The engine has new weights from now on. Sent to every frontend before any token sampled with them."""
 
     identity: str
     weights_digest: str
@@ -240,16 +241,16 @@ class FactsChanged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 
 
 class StatsReport(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stats"):
-    """Sent to every frontend about once a second while the engine works, and once when it falls idle."""
+    """Sent to every frontend about once a second while the engine works, and once when it becomes idle."""
 
     stats: EngineStats
 
 
 class CacheUpdate(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_update"):
-    """Changes of the prefix cache since the last update, and the load; sent to frontends that sent `WatchCache`.
+    """Changes of the prefix cache since the last update, and the load. Sent to frontends that sent `WatchCache`.
 
-    Only blocks that end a span are stored (`prefix_hash.SPAN_TOKENS`). Others may be in `removed`, and in the contents
-    with which a watch begins; a reader that looks up the ends of spans never asks for them.
+    `stored` has only blocks that end a span (`prefix_hash.SPAN_TOKENS`). Other blocks may occur in `removed`, and in
+    `stored` when a watch begins; readers that look up only the ends of spans ignore them.
     """
 
     epoch: int
@@ -257,26 +258,28 @@ class CacheUpdate(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="c
     watch: int
     """The number of the latest `WatchCache`."""
     sequence: int
-    """Rises by one with each update of a watch. A reader that misses one sends `WatchCache` again."""
+    """Incremented by one with each update of a watch. A reader that misses an update sends `WatchCache` again."""
     starts_over: bool
-    """Forget all earlier ones, the contents follow. So does the first update of a watch, and sometimes a later one."""
+    """True if all earlier updates must be forgotten and the complete contents follow. True for the first update of a
+    watch, and sometimes for a later one."""
     num_live: int
-    """Requests that run or wait, of all frontends."""
+    """Number of running or waiting requests of all frontends."""
     stored: Buffer
-    """After `removed`: the first `prefix_hash.SHORT_HASH_BYTES` of the hash of each block, and for each recurrent state
-    `prefix_hash.short_state_hash` of the block that ends the last whole span before it."""
+    """Short hashes of what was stored, to be applied after `removed`. For each block, the first
+    `prefix_hash.SHORT_HASH_BYTES` bytes of its hash. For each recurrent state, `prefix_hash.short_state_hash` of the
+    block that ends the last complete span before it."""
     removed: Buffer
-    """The same of what is gone."""
+    """Short hashes of what was removed, in the same form."""
     state_interval: int = 0
-    """Requests leave recurrent states after so many tokens each, and others continue only from those; 0: from any
-    block."""
+    """Number of tokens between two recurrent states that requests leave, from which other requests can continue; 0 if
+    requests can continue from any block."""
 
 
 class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="dying"):
-    """The core is about to exit; unfinished requests will not finish here."""
+    """The core is about to exit. Unfinished requests will not finish here."""
 
     message: str
-    """The root cause, "" for an orderly shutdown."""
+    """The root cause. Empty for an orderly shutdown."""
 
 
 Event = Events | Welcome | Refused | Reply | StatsReport | CacheUpdate | FactsChanged | EngineDying

@@ -1,6 +1,6 @@
-"""`ForkServerProcess`: a process that has imported torch, from which workers are forked, as its owner sees it.
+"""`ForkServerProcess`: a process that has imported torch, from which workers are forked. This is its owner's side.
 
-It runs `worker_proc/fork_server.py`. Cores talk to it over connections, from `core_proc/workers/fork_server.py`. Each
+It runs `worker_proc/fork_server.py`. Cores use it over connections, from `core_proc/workers/fork_server.py`. Each
 message is one word, with descriptors.
 """
 
@@ -15,11 +15,11 @@ from octavo.protocol.supervise import stderr_of_children, without_interrupts
 MODULE = "octavo.worker_proc.fork_server"
 
 FORK = b"fork"
-"""Fork a worker. With the status pipe, a file with the `ForkRequest` and the launch spec, the worker's standard input,
-its standard error, its control pipe, and the descriptors that it inherits."""
+"""Fork a worker. Descriptors: the status pipe, a file with the `ForkRequest` and the launch spec, the worker's standard
+input, its standard error, its control pipe, and the descriptors that it inherits."""
 
 CONNECT = b"connect"
-"""Serve another connection, whose end comes with the word."""
+"""Serve another connection, whose end is the message's descriptor."""
 
 MAX_DESCRIPTORS = 16
 
@@ -28,12 +28,12 @@ class ForkServerProcess:
     """A running fork server and the first connection to it.
 
     Args:
-        dies_with_thread: whether the kernel kills it, with all workers, when the thread that made it ends. In any case
-            it ends after its last connection.
-        idle_s: how long it stays when there is only the first connection; 0: as long as that one.
+        dies_with_thread: whether the kernel kills the server and all its workers when the creating thread ends. In any
+            case the server exits after its last connection.
+        idle_s: seconds that the server stays with only the first connection; 0: as long as that connection.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the server cannot be started.
     """
 
     def __init__(self, *, dies_with_thread: bool, idle_s: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class ForkServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=stderr_of_children(),
                 pass_fds=[theirs.fileno()],
-                # No thread may run in a process that forks, and OpenBLAS starts some when numpy is imported.
+                # No thread may run in a process that forks, but OpenBLAS starts threads when numpy is imported.
                 env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
                 process_group=None if dies_with_thread else 0,
             )
@@ -61,10 +61,10 @@ class ForkServerProcess:
         return self._process.poll() is None
 
     def connect(self) -> socket.socket:
-        """Return another connection, on which a core has workers forked as on the first. Never blocks.
+        """Return another connection, on which a core can have workers forked. Never blocks.
 
         Raises:
-            OSError: the server is gone or about to end.
+            OSError: the server has exited or is about to exit.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -80,7 +80,7 @@ class ForkServerProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Kill the server and all workers that were forked from it. Idempotent."""
+        """Kill the server and all workers forked from it. Idempotent."""
         self._process.kill()
         self._process.wait()
         self.socket.close()

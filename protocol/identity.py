@@ -1,6 +1,6 @@
-"""The identity of an engine: engines of one identity give every request the same bits, so a request may move.
+"""The identity of an engine: engines with the same identity compute identical bits, so a request may move between them.
 
-It is a digest of the weights and of every setting that tokens or logprobs depend on, made by the core when it starts.
+It is a digest of the weights and of every setting on which tokens or logprobs depend. The core computes it at start-up.
 """
 
 import hashlib
@@ -18,25 +18,25 @@ DIGEST_BYTES = 16
 
 PAGE_BYTES = 4096
 MAX_PAGES = 4096
-"""Pages that are read of a checkpoint; all of them up to 16 MiB, of a larger one this many at equal distances."""
+"""Number of pages that are read of a checkpoint: all pages up to 16 MiB, or this many at equal distances."""
 
 _DECISIVE = (
     *("dtype", "quantization", "kv_cache_dtype", "device", "cpu_kernels", "is_batch_invariant", "logprobs_mode"),
     "calculate_kv_scales",
     *("logits_processors", "tensor_parallel_size", "enable_expert_parallel", "enable_tp_invariant_inference"),
 )
-"""Settings of an engine that the tokens or logprobs of a `Submit` may depend on."""
+"""Settings of an engine on which the tokens or logprobs of a `Submit` may depend."""
 
 _VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
-"""Beginnings of the names that Linux gives to instruction sets with which a product may have other bits."""
+"""Prefixes of Linux's names of instruction sets with which a product may have different bits."""
 
 
 def weights_digest(model: ModelFacts) -> str:
-    """Return a digest of a model's weights, as hexadecimal digits; "" for random weights.
+    """Return a digest of a model's weights in hexadecimal digits. Return "" for random weights.
 
-    It covers the names and sizes of the files and `MAX_PAGES` pages of their contents, the first and the last among
-    them: so it costs the same for every size, and does not depend on where the files are or when they were written. A
-    change of at least 1/`MAX_PAGES` of the checkpoint in one piece is always found; a smaller one may not be.
+    It covers the names and sizes of the files and `MAX_PAGES` pages of their contents, including the first and the last
+    one. So it costs the same for every size, and does not depend on the location or time of the files. A contiguous
+    change of at least 1/`MAX_PAGES` of the checkpoint is always detected; a smaller one may not be.
 
     Raises:
         OSError: a file cannot be read.
@@ -61,23 +61,23 @@ def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFa
     """Return the identity of an engine.
 
     Args:
-        config: of the engine.
-        weights: their digest.
-        workers: what they compute with; another kind of GPU may compute other bits.
-        weight_version: of the weights, if they were updated since the start of the engine.
+        config: the engine's configuration.
+        weights: digest of the weights.
+        workers: the workers' devices; another kind of GPU may compute different bits.
+        weight_version: version of the weights, if they were updated since the engine's start.
     """
     parts = [weights, weight_version, identity_parts(config, workers)]
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def identity_parts(config: ResolvedConfig, workers: Sequence[DeviceFacts]) -> dict[str, str]:
-    """Return all that the identity covers besides the weights, by name, as text.
+    """Return everything that the identity covers besides the weights, as text by name.
 
-    Settings have their own names, so that two engines can say in which one they differ.
+    Settings are listed by name, so that two engines can report in which one they differ.
     """
     if config.device == "cpu":
         # The bits depend neither on the number of threads, which is part of the device's name, nor on its model. They
-        # depend on the kernels that a worker has found, which may be others than `cpu_kernels` prefers.
+        # depend on the kernels that a worker has found, which may differ from those that `cpu_kernels` prefers.
         kernels = sorted({worker.cpu_kernels for worker in workers})
         processors = {"processor": " ".join(instruction_sets()), "kernel_level": ", ".join(kernels)}
     else:
@@ -112,7 +112,7 @@ def _encoded(value: object) -> str:
 
 
 def instruction_sets() -> list[str]:
-    """Return the instruction sets of this machine's processor that kernels are compiled for."""
+    """Return the instruction sets of this machine's CPU for which kernels are compiled."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -121,7 +121,7 @@ def instruction_sets() -> list[str]:
 
 
 def _add_pages(digest: "hashlib.blake2b", path: Path, num_pages: int, stride: int) -> None:
-    """Add every page whose number is a multiple of `stride`, and the last one."""
+    """Add every page whose number is a multiple of `stride`, and the last page."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for page in [*range(0, num_pages, stride), max(0, num_pages - 1)]:

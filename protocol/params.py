@@ -18,24 +18,24 @@ GREEDY_TEMPERATURE = 1e-5
 """A temperature below this means greedy decoding."""
 
 MIN_TEMPERATURE = 1e-2
-"""Temperatures between greedy and this are raised to it: dividing by less overflows float32."""
+"""Lower temperatures that are not greedy are raised to this: dividing by less overflows float32."""
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 8192
-"""All stop strings of a request together: matching them takes memory per character."""
+"""Limit for all stop strings of a request together: matching needs memory per character."""
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORDS_CHARS = 32768
-"""All bad words of a request together: they are tokenized in one go."""
+"""Limit for all bad words of a request together: they are tokenized in one go."""
 MAX_EXTRA_ARGS_BYTES = 2**16
-"""Encoded; they are sent to the engine with every sequence."""
+"""Limit for the encoded arguments. They are sent to the engine with every sequence."""
 MAX_BEAM_WIDTH = 256
 PADDING = -1
-"""Stands for no token in a row of `prompt_logprob_token_ids`."""
+"""Fills up a row of `prompt_logprob_token_ids`."""
 MAX_SPECULATION = 64
-"""Tokens that may be drafted of one request in one step."""
+"""Most tokens drafted for one request in one step."""
 
 MAX_LENGTH_PENALTY = 50.0
-"""Absolute limit: a million tokens to this power is still a finite float."""
+"""Largest absolute value: a million tokens to this power is still a finite float."""
 
 LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """What is reported as a token's logprob: its log-probability or its logit, raw (from the model) or processed (after
@@ -61,45 +61,46 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     n: int = 1
-    """Sequences to return for each prompt."""
+    """Number of sequences to return per prompt."""
     best_of: int | None = None
-    """Sequences to generate for each prompt, of which the `n` with the highest cumulative logprob are returned, best
-    first. None: `n`."""
+    """Number of sequences to generate per prompt. The `n` with the highest cumulative logprob are returned, best first.
+    None means `n`."""
     temperature: float = 1.0
-    """0 means greedy."""
+    """0 means greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 or -1: all tokens."""
+    """0 or -1 means all tokens."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    """Over prompt and output tokens; the other two penalties are over output tokens."""
+    """Over prompt and output tokens. The other two penalties are over output tokens."""
     seed: int | None = None
-    """None: the frontend draws one."""
+    """If None, the frontend draws a seed."""
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    """None: as many as `max_model_len` leaves room for."""
+    """If None, as many as `max_model_len` leaves room for."""
     min_tokens: int = 0
     logprobs: int | None = None
-    """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
+    """Number of top alternatives per generated token. 0 returns only the sampled token's logprob, -1 the complete
+    vocabulary."""
     prompt_logprobs: int | None = None
     prompt_logprob_token_ids: list[list[int]] | None = None
-    """Tokens whose logprobs are reported for each position of the prompt: row i names candidates for prompt token
-    `prompt_logprob_start` + i + 1, and -1 pads a row."""
+    """Tokens whose logprobs are reported for each position of the prompt. Row i names candidates for prompt token
+    `prompt_logprob_start` + i + 1; -1 pads a row."""
     prompt_logprob_start: int | None = None
-    """None: 0."""
+    """None means 0."""
     logprob_token_ids: list[int] | None = None
     """Tokens whose logprobs are reported with each generated token, in this order, instead of the most likely ones."""
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
-    """Only these tokens are generated, whatever the biases are. None: all are allowed."""
+    """Only these tokens are generated, regardless of biases. None allows all tokens."""
     bad_words: list[str] | str | None = None
     """Words that are not generated: neither the tokenization of the word, nor that of a space and the word. Other
-    tokenizations of the same text are possible."""
+    tokenizations of the same text remain possible."""
     structured_outputs: StructuredOutputsParams | None = None
     """Constraint on the output."""
     repetition_detection: RepetitionDetectionParams | None = None
@@ -108,20 +109,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: OutputKind | None = None
-    """None: DELTA from `AsyncClient`, FINAL_ONLY from `LLM`."""
+    """If None, DELTA for `AsyncClient` and FINAL_ONLY for `LLM`."""
     stream_interval: int | None = None
-    """Tokens that a stream sends together, after the first. None: the engine's `--stream-interval`."""
+    """Number of tokens that a stream sends together, after the first token. None means the engine's
+    `--stream-interval`."""
     speculation: Literal["off"] | int | None = None
-    """Most tokens that are drafted at a time (speculative decoding); "off" or 0: none, None: as many as the engine
-    chooses. The output does not depend on it."""
+    """Most tokens drafted at a time (speculative decoding). "off" or 0 disables drafting; None lets the engine choose.
+    The output does not depend on it."""
     skip_reading_prefix_cache: bool | None = None
-    """None: True exactly when `prompt_logprobs` or `prompt_logprob_token_ids` is asked for (cached positions have no
-    logits)."""
+    """If None, True exactly if `prompt_logprobs` or `prompt_logprob_token_ids` is requested, because cached positions
+    have no logits."""
     extra_args: dict[str, Any] | None = None
-    """JSON arguments for the engine's logits processors; rejected if it has none."""
+    """JSON arguments for the engine's logits processors. Rejected if the engine has none."""
     speech_rules: SpeechMode | None = None
-    """Apply the rules of a model that transcribes speech, from its `generation_config.json`: tokens that it suppresses,
-    and with "timestamps" their order, for a prompt without `<|notimestamps|>`. None: there are no rules."""
+    """Apply the rules of a speech-to-text model from its `generation_config.json`: suppressed tokens and, with
+    "timestamps", the order of timestamps for a prompt without `<|notimestamps|>`. None applies no rules."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -134,24 +136,24 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences are generated for each prompt."""
+        """Number of sequences generated per prompt."""
         return self.best_of or self.n
 
     @property
     def shows_logprobs(self) -> bool:
-        """True when outputs have logprobs."""
+        """Whether outputs have logprobs."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def is_greedy(self) -> bool:
-        """True if the most likely token is always chosen."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < GREEDY_TEMPERATURE
 
     def verify(self) -> None:
         """Check every field that can be checked without a model.
 
         Raises:
-            InvalidRequestError: naming the first field that is out of range.
+            InvalidRequestError: a field is out of range; names the first one.
         """
         for row, name, default in _CHECKED_ROWS:
             if (value := getattr(self, name)) is not default:
@@ -263,39 +265,39 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def num_token_ids(self) -> int:
-        """Token ids in all lists of these parameters; all are sent to the engine with every sequence."""
+        """Number of token ids in all lists of these parameters. All are sent to the engine with every sequence."""
         rows = self.prompt_logprob_token_ids or ()
         lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids, self.logprob_token_ids, *rows)
         return sum([len(token_ids) for token_ids in lists if token_ids])
 
     def clone(self, **changes: Any) -> "SamplingParams":
-        """Return a copy with `changes` applied (and verified again)."""
+        """Return a copy with `changes` applied, and verify it."""
         return msgspec.structs.replace(self, **changes)
 
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 _CHECKED_ROWS = [(row, row.name, _DEFAULTS[row.name]) for row in ROWS]
-"""perf: most fields of most requests are the very objects that the class has as defaults, which need no check."""
+"""perf: most fields of most requests are the default objects of the class, which need no check."""
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Parameters of a beam search, with vLLM's field names and the meanings of transformers' beam search.
+    """Parameters of a beam search, with vLLM's field names and the semantics of transformers' beam search.
 
     Raises:
         InvalidRequestError: a field is out of range; `param` names it.
     """
 
     beam_width: int
-    """Number of beams, which is also the number of sequences returned."""
+    """Number of beams, and of returned sequences."""
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
-    """Applied to the probabilities that sequences are scored by; 0 and 1: unchanged."""
+    """Temperature of the probabilities that score sequences. 0 and 1 leave them unchanged."""
     length_penalty: float = 1.0
-    """A sequence's score is its logprob divided by length ** length_penalty: positive values favour long sequences."""
+    """A sequence's score is its logprob divided by length ** length_penalty. Positive values favor long sequences."""
     early_stopping: bool | Literal["never"] = False
-    """True: stop when `beam_width` sequences are finished. False: stop when the best open sequence scores no better, at
-    its present length, than the worst finished one. "never": stop when it cannot become better."""
+    """True: stop when `beam_width` sequences are finished. False: stop when the best open sequence, at its present
+    length, scores no better than the worst finished one. "never": stop when it cannot become better."""
     include_stop_str_in_output: bool = False
     """Whether the text includes the token that ended it."""
     skip_special_tokens: bool = True
@@ -307,7 +309,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Check every field that can be checked without a model.
 
         Raises:
-            InvalidRequestError: naming the first field that is out of range.
+            InvalidRequestError: a field is out of range; names the first one.
         """
         check_integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
         check_integer("max_tokens", self.max_tokens, 1, None)
@@ -320,16 +322,16 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="sampling"):
-    """Everything that core and workers need to sample one sequence; nothing is left open.
+    """Everything that core and workers need to sample one sequence, completely resolved.
 
-    Made by the frontend from `SamplingParams`, the model's defaults and its tokenizer.
+    The frontend creates it from `SamplingParams`, the model's defaults and its tokenizer.
     """
 
     max_tokens: int
     seed: int
-    """Unsigned 64-bit: noise is a function of (seed, position, token id)."""
+    """Unsigned 64-bit. Noise is a function of (seed, position, token id)."""
     temperature: float = 0.0
-    """0.0 exactly means greedy."""
+    """Exactly 0.0 means greedy."""
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -338,35 +340,36 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end the request with no `stop_reason`; empty under `ignore_eos`."""
+    """Tokens that end the request without a `stop_reason`. Empty under `ignore_eos`."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the request and become its `stop_reason`."""
     logprobs: int | None = None
-    """Number of top alternatives, already resolved: never -1."""
+    """Number of top alternatives. Resolved, so never -1."""
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     skip_reading_prefix_cache: bool = False
     allowed_token_ids: tuple[int, ...] = ()
-    """Empty: every token is allowed."""
+    """If empty, every token is allowed."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences; the last token of one is not generated directly after the others."""
+    """Token sequences. The last token of a sequence is not generated directly after the others."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
     repetition: RepetitionSpec | None = None
-    """Repeated patterns that end the request; None: repetition is not detected."""
+    """Repeated patterns that end the request. None if repetition is not detected."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Tokens whose logprobs are reported with each generated one; `logprobs` is then 0. Empty: the most likely ones."""
+    """Tokens whose logprobs are reported with each generated token; `logprobs` is then 0. If empty, the most likely
+    ones."""
     extra_args: dict[str, Any] | None = None
-    """For logits processors."""
+    """Arguments for logits processors."""
     speculation: int | None = None
-    """Most tokens that are drafted at a time (speculative decoding); 0: none, None: as many as the engine does."""
+    """Most tokens drafted at a time (speculative decoding); 0 for none. None if the engine chooses."""
     prompt_logprob_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Tokens whose logprobs follow those of `prompt_logprobs`, for prompt token `prompt_logprob_start` + 1 and on."""
+    """Tokens whose logprobs follow those of `prompt_logprobs`, from prompt token `prompt_logprob_start` + 1 on."""
     prompt_logprob_start: int = 0
     speech_rules: SpeechRules | None = None
-    """Of models that transcribe speech."""
+    """Rules of a speech-to-text model."""
 
     def named_at(self, position: int) -> tuple[int, ...]:
-        """Return the tokens that are named for the prompt token at a position; most requests name none."""
+        """Return the tokens named for the prompt token at a position. Most requests name none."""
         row = position - 1 - self.prompt_logprob_start
         return self.prompt_logprob_token_ids[row] if 0 <= row < len(self.prompt_logprob_token_ids) else ()
 
@@ -374,24 +377,24 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pooling"):
     """Everything that core and workers need to compute vectors or scores of a prompt instead of tokens.
 
-    Complete: whatever the model or the caller left open has been decided.
+    Completely resolved: nothing is left to the defaults of the model.
     """
 
     task: PoolingTask
     pooling: PoolingType = "last"
     use_activation: bool = True
-    """Embeddings are normalized, class scores go through the model's activation."""
+    """Whether embeddings are normalized, and class scores go through the model's activation."""
     dimensions: int = 0
-    """An embedding keeps so many of its first numbers; 0: all."""
+    """Number of leading values to keep of an embedding; 0 keeps all."""
     step_tag_id: int = -1
-    """With `pooling` "step": the token at whose positions there are results; -1: at all."""
+    """With `pooling` "step": results are returned at positions of this token; -1 for all positions."""
     returned_token_ids: tuple[int, ...] = ()
-    """With `pooling` "step": the class scores that are returned; (): all."""
+    """With `pooling` "step": the class scores to return. Empty for all."""
     segment_start: int = 0
-    """The position at which the second text of a pair begins; 0: there is one text."""
+    """Position at which the second text of a pair begins; 0 if there is only one text."""
     skip_reading_prefix_cache: bool = False
-    """Always True if the result needs the hidden states of all tokens: cached ones have none."""
+    """Always True if the result needs the hidden states of all tokens, because cached tokens have none."""
 
 
 RequestParams: TypeAlias = SamplingSpec | PoolingSpec | AlignmentSpec
-"""What a request computes. Each member of the union has its own tag: a new kind of request is a new member."""
+"""What a request computes. Each member of the union has its own tag. A new kind of request becomes a new member."""
