@@ -35,7 +35,7 @@ def measure(
         config: sizes of a step.
         rank: of this worker.
         free_bytes: free memory before the weights were loaded.
-        adapters: fills the slots of LoRA adapters; None: there are none.
+        adapters: fills the slots of LoRA adapters; `None` if there are none.
 
     Raises:
         NotEnoughMemoryError: a step of these sizes does not fit in memory.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def open_kernels(
     config: ResolvedConfig, env: Env, phase: Phase, *, number: int = 0, has_other_nodes: bool = False
 ) -> NativeLibrary | None:
-    """Return the native library, compiled if necessary; None: the worker computes through torch.
+    """Return the native library, compiled if necessary; `None` if the worker computes through torch.
 
     Args:
         config: which kernels, how many threads, on which cores.

@@ -38,7 +38,7 @@ from octavo.worker_proc.weights.update_source import Broadcast, Checkpoint, Sour
 logger = logging.getLogger(__name__)
 
 Adopt = Callable[[Model | None], None]
-"""Given a model, compute with it from now on; None: hold no reference to the present one."""
+"""Given a model, compute with it from now on; `None` to hold no reference to the present one."""
 
 _CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ class LiveModel:
         self._towers = model.towers
         """They keep their weights."""
         self._head_facts = speculation.head if speculation is not None and self._draft_model is None else None
-        """The files of a head, which belongs to its model: a new model reads them again. None: there is none."""
+        """The files of a head, which belongs to its model: a new model reads them again. `None` if there is none."""
         self.stage = model.stage
         """The layers that are here."""
 

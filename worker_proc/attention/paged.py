@@ -29,9 +29,9 @@ class PagedCacheAttention:
     Args:
         storage: of keys and values.
         groups: of the layers with attention.
-        states: of layers with a state; None: there are none.
+        states: of layers with a state; `None` if there are none.
         scales: by layer, of keys and values that are stored in 8 bits; those of other layers are 1.
-        cross: the keys of items that requests attend to; None: the model has no cross-attention.
+        cross: the keys of items that requests attend to; `None` if the model has no cross-attention.
     """
 
     def __init__(

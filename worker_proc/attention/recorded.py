@@ -60,9 +60,9 @@ class RecordedAttention:
         layouts: of the caches of a layer, for each group.
         caches: that all groups share; see `allocate_caches`.
         bounds: of the steps, for the workspaces.
-        states: of layers with a state; None: there are none.
+        states: of layers with a state; `None` if there are none.
         scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
-        cross: the keys of items that requests attend to; None: the model has no cross-attention.
+        cross: the keys of items that requests attend to; `None` if the model has no cross-attention.
     """
 
     def __init__(

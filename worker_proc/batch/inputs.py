@@ -49,10 +49,10 @@ class GroupInputs:
     slot_mapping_T: Ints
     """Block number * block_size + offset: where each token's key and value go."""
     block_table_RP: npt.NDArray[np.int32] | None
-    """The blocks of each request in order, padded with any valid block number; contiguous. None: the device has its own
+    """The blocks of each request in order, padded with any valid block number; contiguous. `None` if the device has its own
     copy of all block tables."""
     context_lens_R: Ints | None = None
-    """Keys of each request in this group, if it reads others than the layers around it; None: those of
+    """Keys of each request in this group, if it reads others than the layers around it; `None` means those of
     `StepInputs`."""
 
 
@@ -75,7 +75,7 @@ class AdapterInputs:
     num_slots: int
 
     def grouped(self) -> GroupedRows | None:
-        """Return the rows by slot; None: none has an adapter."""
+        """Return the rows by slot; `None` if none has an adapter."""
         return GroupedRows.of(self.slots_T, self.num_slots)
 
     def of_rows(self, rows: Ints) -> "AdapterInputs":
@@ -174,7 +174,7 @@ class StepInputs:
     states: StateInputs | None = None
     """None: the model has no recurrent states."""
     cross: GroupInputs | None = None
-    """Where the keys lie that requests attend to beside their own; None: the model has no cross-attention."""
+    """Where the keys lie that requests attend to beside their own; `None` if the model has no cross-attention."""
     given: GivenInputs | None = None
     """None: all rows are looked up by their token ids."""
     adapters: AdapterInputs | None = None

@@ -31,7 +31,7 @@ class BothWaysSpans:
         self._columns.spans_end_S[slot] = sum(spans[-1]) if spans else 0
 
     def pieces(self, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> AttentionPieces | None:
-        """Return how the requests of a step are divided for attention; None: the step computes no span."""
+        """Return how the requests of a step are divided for attention; `None` if the step computes no span."""
         if not (starts_R < self._columns.spans_end_S[slots_R]).any():
             return None
         requests, ends, is_span = [], [], []

@@ -52,7 +52,7 @@ class BatchState:
         segment_stride: see `octavo.worker_proc.models.base.Model`.
         has_axes: whether the model counts positions on several axes.
         cross_inputs: returns where the items of requests lie that are at these places, shape R, with cross-attention;
-            None: the model has none.
+            `None` if the model has none.
 
     Raises:
         ProtocolError: from every method, if a message contradicts the state, which is then invalid.

@@ -28,7 +28,7 @@ class BlockFiles:
         num_blocks: of the cache.
         state_buffers: likewise, of recurrent states; [] if there are none.
         num_states: their slots.
-        library: copies on several threads; None: torch copies.
+        library: copies on several threads; `None` if torch copies.
         num_threads: of the library.
     """
 

@@ -59,8 +59,8 @@ class BlockLoader:
 
     Args:
         host: what it copies from, and through which it reads and writes files.
-        store: None: there is none.
-        states: host memory for recurrent states; None: the engine keeps none there.
+        store: `None` if there is none.
+        states: host memory for recurrent states; `None` if the engine keeps none there.
     """
 
     def __init__(self, host: HostBlocks, store: ContentStore | None = None, states: HostBlocks | None = None) -> None:

@@ -25,7 +25,7 @@ class CrossCache:
         num_keys: of an item.
         block_size: slots of a block.
         dtype: of keys and values.
-        library: of native kernels; None: torch or a GPU computes.
+        library: of native kernels; `None` if torch or a GPU computes.
         device: of keys and values.
         group: index of the cache group of these layers in a step: after all others.
         aligned_layers: whose queries every step keeps, for alignments.

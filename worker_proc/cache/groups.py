@@ -81,7 +81,7 @@ def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[
     All pipeline stages have the same groups, each with its own layers of them.
 
     Args:
-        shapes: of the attention of each layer of the model; None: it has none.
+        shapes: of the attention of each layer of the model; `None` if it has none.
         own_layers: those of this pipeline stage.
 
     Raises:

@@ -30,9 +30,9 @@ class HostBlocks:
             recurrent states, whose slots are copied like blocks.
         num_blocks: of the cache.
         num_host_blocks: in host memory.
-        library: copies on several threads; None: torch or a GPU copies.
+        library: copies on several threads; `None` if torch or a GPU copies.
         num_threads: of the library.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         num_staging_rows: blocks in host memory through which files are read and written.
 
     Raises:

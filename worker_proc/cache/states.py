@@ -37,5 +37,5 @@ class StateStorage:
 
 
 def open_states(group: StateGroup | None, num_slots: int, device: torch.device | str = "cpu") -> StateStorage | None:
-    """Allocate the states of a model; None: it has none."""
+    """Allocate the states of a model; `None` if it has none."""
     return None if group is None else StateStorage(group, num_slots, device)

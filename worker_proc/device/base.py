@@ -22,7 +22,7 @@ class Device(ABC):
 
     @abstractmethod
     def stream(self) -> Stream | None:
-        """Return the stream of a device that computes asynchronously, always the same; None: the host computes."""
+        """Return the stream of a device that computes asynchronously, always the same; `None` if the host computes."""
 
     @abstractmethod
     def reset_peak(self) -> None:

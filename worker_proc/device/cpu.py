@@ -46,7 +46,7 @@ class CpuDevice(Device):
         return max(0, min([available, *(limit - used for limit, used in self._cgroups())])) // self._num_sharing
 
     def stream(self) -> None:
-        """Return None: the host computes."""
+        """Return `None` if the host computes."""
 
     def reset_peak(self) -> None:
         """Start to measure a new peak; if the kernel does not allow it, the old peak is the base."""

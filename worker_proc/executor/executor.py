@@ -57,16 +57,16 @@ class PipelinedExecutor:
         batch: on the host.
         runner: computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
-        processors: change logits before tokens are sampled; None: the engine has none.
-        adapters: fills the slots of LoRA adapters; None: the engine has none.
-        pooler: makes vectors or scores of prompts; None: the engine generates tokens.
-        host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
-        host_states: keeps checkpoints of recurrent states there; None: the engine keeps none.
-        store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
-        drafter: drafts tokens; None: the workers draft none.
-        encoder: makes rows of media; None: this worker encodes none.
-        aligner: of texts with sounds; None: the model attends to no sounds.
-        repeater: the runner, if it can compute steps again whose arrays were changed in place; None: it cannot.
+        processors: change logits before tokens are sampled; `None` if the engine has none.
+        adapters: fills the slots of LoRA adapters; `None` if the engine has none.
+        pooler: makes vectors or scores of prompts; `None` if the engine generates tokens.
+        host_blocks: keeps contents of blocks in host memory; `None` if the engine keeps none.
+        host_states: keeps checkpoints of recurrent states there; `None` if the engine keeps none.
+        store: keeps them in files or elsewhere, by way of `host_blocks`; `None` if the engine has none.
+        drafter: drafts tokens; `None` if the workers draft none.
+        encoder: makes rows of media; `None` if this worker encodes none.
+        aligner: of texts with sounds; `None` if the model attends to no sounds.
+        repeater: the runner, if it can compute steps again whose arrays were changed in place; `None` if it cannot.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -96,7 +96,7 @@ class PipelinedExecutor:
         self._pooler = pooler
         self._host_blocks, self._host_states = host_blocks, host_states
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store, host_states)
-        """Fills blocks while steps go on; None: there is no host memory for blocks."""
+        """Fills blocks while steps go on; `None` if there is no host memory for blocks."""
         self.drafter = drafter
         self._encoder, self._aligner = encoder, aligner
         self._batch = batch
@@ -111,7 +111,7 @@ class PipelinedExecutor:
         self._clock = StepClock()
         self._drafts = StepDrafts(drafter, len(batch.columns.num_known_S), is_ahead=runner.max_in_flight > 1)
         self.block_files: BlockFiles | None = None
-        """Exchanges blocks with other engines; None: the engine does not."""
+        """Exchanges blocks with other engines; `None` if the engine does not."""
         self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
 
     @property

@@ -47,12 +47,12 @@ class InFlightStep:
     faults: Sequence[StepFault] = ()
     adapter_faults: Sequence[AdapterFault] = ()
     is_known_N: npt.NDArray[np.bool_] | None = None
-    """The samples whose tokens the batch knows already; None: it knows none."""
+    """The samples whose tokens the batch knows already; `None` if it knows none."""
     entries: StepEntries | None = None
     """What the step computes, for the drafter."""
     query_starts: Ints | None = None
     alignments: Alignments | None = None
-    """Of requests that align; None: the step has none."""
+    """Of requests that align; `None` if the step has none."""
     pooled: Sequence[PooledOutput] = ()
     """In the order of what was sampled, once that is known."""
     num_drafts: int = 0
@@ -60,7 +60,7 @@ class InFlightStep:
     reads_drafts: bool = False
     """Whether the result has the ids of all drafts."""
     drafts: Drafts | PendingDrafts | None = None
-    """That follow it; None: nothing drafts, or not before its tokens are known."""
+    """That follow it; `None` if nothing drafts, or not before its tokens are known."""
 
 
 class EventWatcher:

@@ -49,7 +49,7 @@ def open_executor(
     Args:
         model: with its weights on the device; shared, not copied.
         config: sizes of a step and of a block, types.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
@@ -58,7 +58,7 @@ def open_executor(
         num_host_states: likewise, for checkpoints of recurrent states.
         rank: names its files of blocks.
         processors: of logits.
-        adapters: fills the slots of LoRA adapters; None: the engine has none.
+        adapters: fills the slots of LoRA adapters; `None` if the engine has none.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.

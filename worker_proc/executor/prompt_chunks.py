@@ -15,7 +15,7 @@ def prompt_chunks(entries: Sequence[tuple[Scheduled, int]], batch: BatchState, r
 
 
 def _prompt_chunk(entry: Scheduled, first_row: int, batch: BatchState, runner: Runner) -> PromptChunk | None:
-    """Return the logprobs of the prompt tokens that follow an entry's positions; None: none do."""
+    """Return the logprobs of the prompt tokens that follow an entry's positions; `None` if none do."""
     row = batch.rows[entry.slot]
     end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
     token_ids = batch.token_ids(row, entry.start + 1, end)

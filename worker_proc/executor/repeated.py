@@ -31,7 +31,7 @@ class RepeatedDecode:
 
     @classmethod
     def of(cls, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> "RepeatedDecode | None":
-        """Return what the last step leaves; None: the next one cannot be the same.
+        """Return what the last step leaves; `None` if the next one cannot be the same.
 
         Then it has more than one token of a request, something besides tokens and keys and values, or a request whose
         sampling has a state that follows its tokens.

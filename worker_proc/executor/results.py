@@ -71,7 +71,7 @@ def step_result(
         step: that is over.
         token_ids: what it has sampled.
         times: of the step.
-        accepted: which of that follows no wrong draft; None: all.
+        accepted: which of that follows no wrong draft; `None` means all.
         drafts: what may come next.
         earlier_drafts: of the step before, whose ids were not known when it ended.
     """

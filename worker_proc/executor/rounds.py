@@ -51,7 +51,7 @@ class DrawRounds:
 def draw_rounds(
     samples: Samples, batch: BatchState, max_logits: int, *, has_processors: bool, masks_each_draw: bool
 ) -> DrawRounds | None:
-    """Return the rounds of a step; None: all its draws are independent.
+    """Return the rounds of a step; `None` if all its draws are independent.
 
     Args:
         samples: of the step; their requests have all masks of the step.

@@ -276,7 +276,7 @@ class Runner(Protocol):
 
     @property
     def programs(self) -> Sequence[Program] | None:
-        """Native programs whose operations a trace records; None: torch's profiler sees everything."""
+        """Native programs whose operations a trace records; `None` if torch's profiler sees everything."""
 
     def warm_up(self) -> int:
         """Do before the first step what steps would otherwise wait for; returns the number of graphs captured."""
@@ -284,7 +284,7 @@ class Runner(Protocol):
     def use_model(self, model: Model | None) -> None:
         """Compute with another model of the same shapes, and the same cache, from the next step on.
 
-        `model`: None: forget the present one, so that its memory is free; another one follows before the next step.
+        `model`: `None` to forget the present one, so that its memory is free; another one follows before the next step.
         """
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
@@ -325,7 +325,7 @@ class Runner(Protocol):
             has_masks: the states of some requests have a mask for this token. The host then knows the tokens of all
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
             change_logits: to be called once, or once in each round.
-            rounds: to draw in, because some draws depend on the tokens before them, which are drafts; None: all draws
+            rounds: to draw in, because some draws depend on the tokens before them, which are drafts; `None` means all draws
                 are independent.
         """
 

@@ -20,7 +20,7 @@ class StepDrafts:
     Call for each step `begin`, and when its tokens are known `take` and `finish`.
 
     Args:
-        drafter: None: nothing drafts here.
+        drafter: `None` if nothing drafts here.
         num_slots: of the batch.
         is_ahead: whether the host is ahead of a device.
     """
@@ -68,7 +68,7 @@ class StepDrafts:
 
         Args:
             step: whose tokens the batch knows.
-            accepted: which of its samples they are; None: all.
+            accepted: which of its samples they are; `None` means all.
         """
         if self._drafter is None or step.entries is None or step.query_starts is None:
             return []

@@ -30,7 +30,7 @@ class StepTrace:
 
         Args:
             directory: for the trace; created if necessary.
-            programs: to record, operation by operation; None: torch's profiler records everything.
+            programs: to record, operation by operation; `None` if torch's profiler records everything.
 
         Raises:
             OSError: the directory cannot be created.

@@ -121,7 +121,7 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
 
 
 def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple[str, str | None]:
-    """Return the module without peft's wrappers, and which of its parameters is changed; None: it is a layer.
+    """Return the module without peft's wrappers, and which of its parameters is changed; `None` if it is a layer.
 
     Each parameter of a module has a wrapper around those of the parameters before it.
     """

@@ -45,7 +45,7 @@ class Aligner:
     Args:
         forward: of the model.
         cache: the keys of sounds.
-        library: of native kernels; None: torch computes.
+        library: of native kernels; `None` if torch computes.
     """
 
     def __init__(self, forward: Forward, cache: CrossCache, library: NativeLibrary | None) -> None:

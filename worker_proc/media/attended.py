@@ -29,7 +29,7 @@ class AttendedItems:
         cache: of the model.
         width: of the encoder's rows.
         num_threads: most threads of a run.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
     """
 
     def __init__(

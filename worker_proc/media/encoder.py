@@ -58,8 +58,8 @@ class MediaEncoder:
 
     Args:
         towers: what encodes each kind of media; one may be that of several kinds.
-        attended: takes the results, with cross-attention; None: they are rows of prompts.
-        stream: of the device; None: the host computes.
+        attended: takes the results, with cross-attention; `None` if they are rows of prompts.
+        stream: of the device; `None` if the host computes.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class ItemRunner:
 
     Args:
         tower: of the model.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
     """
 
     def __init__(self, tower: ItemEncoder, stream: Stream | None) -> None:

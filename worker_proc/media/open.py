@@ -22,12 +22,12 @@ from octavo.worker_proc.runners.registry import measure_steps, open_runner
 
 
 def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) -> MediaEncoder | None:
-    """Make the encoder of a loaded model; None: it has none on this worker.
+    """Make the encoder of a loaded model; `None` if it has none on this worker.
 
     Args:
         model: with its towers.
         config: sizes of a step, types, threads.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.

@@ -48,7 +48,7 @@ class Residual:
 
     hidden_TD: Tensor
     update_TD: Tensor | None = None
-    """The output of the last block, which the next norm adds; None: `hidden` has it."""
+    """The output of the last block, which the next norm adds; `None` if `hidden` has it."""
 
     def total(self) -> Tensor:
         """Return the sum so far."""
@@ -76,7 +76,7 @@ class StepAngles(Protocol):
     def put(self, axes_AT: npt.NDArray[np.int64], stream: Stream | None = None) -> None:
         """Make the angles of the next step, whose rows have these positions on each axis.
 
-        `stream`: of the device, after whose work so far they are made; None: on the host, at once.
+        `stream`: of the device, after whose work so far they are made; `None` means on the host, at once.
         """
 
 
@@ -126,8 +126,8 @@ class Model(ABC):
 
     Args:
         parameters: of all layers.
-        shapes: of the attention of each layer; None: it has none.
-        states: of each layer that has a state; None: it has none. Empty: no layer has one.
+        shapes: of the attention of each layer; `None` if it has none.
+        states: of each layer that has a state; `None` if it has none. Empty: no layer has one.
 
     Raises:
         ConfigError: a model with states is divided between GPUs.
@@ -148,28 +148,28 @@ class Model(ABC):
         self.dtype = parameters.dtype
         self.device = parameters.device
         self.library: NativeLibrary | None = None
-        """The library that computes its steps, and for which its weights are packed; None: torch."""
+        """The library that computes its steps, and for which its weights are packed; `None` means torch."""
         self.given_rows: GivenRows | None = None
-        """Rows in place of token embeddings; None: this worker takes none."""
+        """Rows in place of token embeddings; `None` if this worker takes none."""
         self.step_angles: StepAngles | None = None
-        """Where the angles of a step's rows are put; None: they are looked up by the positions of the rows."""
+        """Where the angles of a step's rows are put; `None` if they are looked up by the positions of the rows."""
         self.adapter_rows: AdapterRows | None = None
-        """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
+        """Which row of a step has which LoRA adapter, for layers outside of programs; `None` if there are no adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}
         """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
         self.segment_stride = 0
         """Added to the positions of a prompt's second text (BERT's token types), so that they name other rows of one
         table; 0: the model does not tell the texts of a pair apart."""
         self.pooling_head: PoolingHead | None = None
-        """The layers after pooling; None: the model generates tokens."""
+        """The layers after pooling; `None` if the model generates tokens."""
         self.cross_layers: Sequence[CrossLayer] = ()
         """The layers that attend to what the tower has encoded."""
         self.exchange: StageExchange | None = None
-        """The stages before and after; None: all layers are here."""
+        """The stages before and after; `None` if all layers are here."""
         self.features: Features | None = None
-        """What a head reads of this model; None: there is no head."""
+        """What a head reads of this model; `None` if there is no head."""
         self.head: Model | None = None
-        """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
+        """Drafts tokens for speculative decoding: a head, or a whole model; `None` if there is none."""
         self.towers: Mapping[Kind, Weights] = {}
         """What encodes each kind of media for this model; {}: the model reads tokens only, or another stage has them.
         One tower may be that of several kinds."""
@@ -180,7 +180,7 @@ class Model(ABC):
         self.cache_groups = group_layers(shapes, self.stage.layers)
         """The layers that are here, by the block tables that they share."""
         self.state_group: StateGroup | None = None
-        """The layers that are here and have a state; None: no layer of the model has one."""
+        """The layers that are here and have a state; `None` if no layer of the model has one."""
         if any(states):
             check_recurrent(parameters)
             own = {layer: state for layer, state in enumerate(states) if state and layer in self.stage.layers}
@@ -188,7 +188,7 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
-        """Return hidden_TD, after the final norm; None: it is another stage that has it.
+        """Return hidden_TD, after the final norm; `None` if it is another stage that has it.
 
         Blocks until: the stage before is done with the step, if there is one.
 
@@ -249,7 +249,7 @@ class Model(ABC):
 
         Args:
             weights: by name.
-            packer: of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; None: nothing
+            packer: of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; `None` if nothing
                 is packed yet.
             keeps_quantized: see `pack`.
             packing: learns of each tensor that was read, in place of one with `packer`.

@@ -11,7 +11,7 @@ class Features:
     Args:
         layers: the residual stream before these layers is passed on, the number of layers standing for the end; ():
             the hidden states after the final norm are.
-        combine: makes one row of these, for each row of a step; None: each is passed on.
+        combine: makes one row of these, for each row of a step; `None` if each is passed on.
     """
 
     def __init__(self, layers: Sequence[int] = (), combine: Callable[[list[Tensor]], Tensor] | None = None) -> None:

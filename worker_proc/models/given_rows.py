@@ -48,7 +48,7 @@ class GivenRows:
         return take_given_rows(x_TD, token_ids_T, self.rows_XD)
 
     def put(self, given: GivenInputs | None) -> None:
-        """Take the rows of the next step, on the host; None: it has none."""
+        """Take the rows of the next step, on the host; `None` if it has none."""
         self._clear_deeper()
         if given is None:
             return
@@ -58,7 +58,7 @@ class GivenRows:
         self._take_media(given.media)
 
     def send(self, given: GivenInputs | None, stream: Stream) -> None:
-        """Copy the rows of the next step to the device, after the work before; None: it has none."""
+        """Copy the rows of the next step to the device, after the work before; `None` if it has none."""
         self._clear_deeper()
         if given is None:
             return

@@ -112,7 +112,7 @@ def ignore(config: Mapping[str, Any], *keys: str) -> None:
 
 
 def window_of_all_layers(config: Mapping[str, Any]) -> int | None:
-    """Return `sliding_window`; None: it is missing or null, so all layers have full attention.
+    """Return `sliding_window`; `None` if it is missing or null, so all layers have full attention.
 
     Raises:
         ConfigError: it is not a positive integer.

@@ -26,7 +26,7 @@ class QuantizedMatrix(Protocol):
         """Return the values in float32."""
 
     def quantized(self) -> QuantizedWeight | None:
-        """Return the levels and scales; None: the part that is here has values only."""
+        """Return the levels and scales; `None` if the part that is here has values only."""
 
     def part(self, shard: Shard) -> "QuantizedMatrix":
         """Return the part that a rank holds.
@@ -49,7 +49,7 @@ class LinearWeight:
         dtype: of the layer; the checkpoint may have another one.
         device: of the layer.
         bias_O: filled by the owner of the parameters.
-        shared_OI: a weight that another layer owns and fills (a tied embedding); None: the layer has its own.
+        shared_OI: a weight that another layer owns and fills (a tied embedding); `None` if the layer has its own.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LinearWeight:
         self.exchange: Callable[[Tensor], Tensor] | None = None
         """What the ranks do with their products, if each of them holds a part of the weight."""
         self.input_sharding: Sharding | None = None
-        """The ranks that divide the inputs, be it only one; None: inputs of such a weight are never divided."""
+        """The ranks that divide the inputs, be it only one; `None` if inputs of such a weight are never divided."""
         self.whole_outputs = self.num_outputs
         """Of all ranks that divide the outputs."""
         self.is_quantizable = True
@@ -82,7 +82,7 @@ class LinearWeight:
         self.is_grouped = False
         """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with others."""
         self.stored: str | None = None
-        """What the checkpoint holds, for the log; None: it was not quantized, or not asked for."""
+        """What the checkpoint holds, for the log; `None` if it was not quantized, or not asked for."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
 
@@ -124,7 +124,7 @@ class LinearWeight:
 
     @property
     def shared_name(self) -> str | None:
-        """The name of the tensor that it shares with another layer (a tied embedding); None: it has its own."""
+        """The name of the tensor that it shares with another layer (a tied embedding); `None` if it has its own."""
         return next(iter(self.parts)) if self._is_shared else None
 
     def give_up_packed(self) -> PackedLinear:
@@ -206,7 +206,7 @@ class LinearWeight:
         self.packed = packed
 
     def _pack_quantized(self, packer: Packer) -> PackedLinear | None:
-        """Return the packed form of quantized parts; None: they have to be dequantized."""
+        """Return the packed form of quantized parts; `None` if they have to be dequantized."""
         matrices = self._quantized_parts()
         if matrices is None:
             return None

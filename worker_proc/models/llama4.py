@@ -95,7 +95,7 @@ def _moe_layers(facts: ModelFacts) -> frozenset[int]:
 
 
 def _chunks(facts: ModelFacts, rotates: list[bool]) -> list[int | None]:
-    """Return the positions of a chunk in each layer; None: the layer attends to all."""
+    """Return the positions of a chunk in each layer; `None` if the layer attends to all."""
     config = facts.hf_config
     chunk = config.get("attention_chunk_size", 8192)
     is_chunked = [is_rotated and chunk is not None for is_rotated in rotates]

@@ -75,7 +75,7 @@ class Parameters:
 
     @property
     def group(self) -> TensorParallelGroup | None:
-        """The ranks that share every layer; None: this is the only one."""
+        """The ranks that share every layer; `None` if this is the only one."""
         return self.placement.group
 
     @property
@@ -89,13 +89,13 @@ class Parameters:
         return self.placement.stage
 
     def shard_of(self, name: str) -> Shard | None:
-        """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
+        """Return the part of the checkpoint's tensor `name` that this rank holds; `None` means all of it."""
         return self._places[name].shard
 
     def new(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a tensor that is filled from the tensor `name` of the checkpoint, without its prefix.
 
-        `dtype`: None: that of the model.
+        `dtype`: `None` means that of the model.
         """
         layer = name.rpartition(".")[0]
         shard = self._shard(layer, shape)
@@ -152,7 +152,7 @@ class Parameters:
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
             is_quantizable: False: it stays as precise as the checkpoint, whatever the others become.
-            is_own: False: only another rank has it, whole; None: ranks divide it as its role says.
+            is_own: False: only another rank has it, whole; `None` if ranks divide it as its role says.
         """
         shards = {
             part: self._shard(part, (num_outputs, num_inputs)) if is_own is None else None
@@ -220,7 +220,7 @@ class Parameters:
             yield from [(name, part)] if stack is None or not isinstance(part, Tensor) else stack.split(name, part)
 
     def stack_of(self, full_name: str) -> AdapterStack | None:
-        """Return the stack that a tensor of the checkpoint holds; None: it is none."""
+        """Return the stack that a tensor of the checkpoint holds; `None` if it is none."""
         ((name, _),) = self.names.apply_rules(full_name, torch.empty(0))
         return self.stacks.get(name)
 

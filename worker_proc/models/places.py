@@ -17,7 +17,7 @@ class Place:
     shape: tuple[int, ...]
     """Here."""
     shard: Shard | None
-    """The part of the checkpoint's tensor that is here; None: all of it."""
+    """The part of the checkpoint's tensor that is here; `None` means all of it."""
     is_transposed: bool
     """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
     take: Callable[[Tensor | QuantizedMatrix], None]

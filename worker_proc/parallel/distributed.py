@@ -52,7 +52,7 @@ class DistributedRanks:
     Args:
         rank: of this process, from 0.
         size: number of ranks.
-        group: of torch; None: all workers.
+        group: of torch; `None` means all workers.
     """
 
     def __init__(self, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:

@@ -96,7 +96,7 @@ def _introduce(place: NodePlace, other: int, connection: socket.socket, deadline
 
 
 def _admit(place: NodePlace, connection: socket.socket) -> int | None:
-    """Return the node that has connected; None: a stranger has."""
+    """Return the node that has connected; `None` if a stranger has."""
     deadline = time.monotonic() + HANDSHAKE_S
     challenge = os.urandom(_NONCE_BYTES)
     try:

@@ -33,9 +33,9 @@ class Peers:
     """The other workers, as this one sees them."""
 
     group: TensorParallelGroup | None
-    """Those that share its layers; None: there are no others."""
+    """Those that share its layers; `None` if there are no others."""
     stages: StageExchange | None
-    """Those with the layers before and after; None: this one has all layers."""
+    """Those with the layers before and after; `None` if this one has all layers."""
     meet: Callable[[], None]
     """Blocks until: every worker has called it."""
     engines: ExpertExchange | None = None
@@ -47,7 +47,7 @@ def join_peers(spec: WorkerSpec, library: NativeLibrary | None, device: torch.de
 
     Args:
         spec: of this worker.
-        library: computes with the model; None: torch does.
+        library: computes with the model; `None` if torch does.
         device: of this worker.
         env: says how GPUs add up tensors.
 

@@ -23,8 +23,8 @@ class Placement:
     sharding: Sharding = WHOLE
     """The part of the model that is here."""
     group: TensorParallelGroup | None = None
-    """The ranks that share every layer; None: this is the only one."""
+    """The ranks that share every layer; `None` if this is the only one."""
     stage: Stage = ALL_LAYERS
     """The layers that are here."""
     engines: ExpertExchange | None = None
-    """The ranks of all engines, each with some experts; None: this engine has all experts."""
+    """The ranks of all engines, each with some experts; `None` if this engine has all experts."""

@@ -146,7 +146,7 @@ class Sharding:
         )
 
     def shard(self, role: Role, shape: tuple[int, ...]) -> Shard | None:
-        """Return the part of a weight or a bias that this rank holds; None: all of it.
+        """Return the part of a weight or a bias that this rank holds; `None` means all of it.
 
         Args:
             role: of its layer.

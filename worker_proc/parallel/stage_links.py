@@ -32,8 +32,8 @@ class SharedMemoryStages:
     """See `StageExchange`: for native programs, which it is recorded into.
 
     Args:
-        previous: from the stage before; None: this is the first one.
-        following: to the next stage; None: this is the last one.
+        previous: from the stage before; `None` if this is the first one.
+        following: to the next stage; `None` if this is the last one.
         width: columns of the residual stream.
         library: of the programs.
     """

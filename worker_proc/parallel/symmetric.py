@@ -21,7 +21,7 @@ class SymmetricMemoryRanks(DistributedRanks):
         size: number of ranks.
         one_shot: of this rank.
         serves: whether `one_shot` can add up a tensor.
-        group: of torch; None: all workers.
+        group: of torch; `None` means all workers.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ def open_symmetric_ranks(
         dtype: of the model.
         part_dtype: of the sums of each rank.
         device: of this rank.
-        group: of torch; None: all workers.
+        group: of torch; `None` means all workers.
 
     Raises:
         StartupError: the GPUs cannot read each other's memory.

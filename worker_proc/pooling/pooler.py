@@ -40,7 +40,7 @@ class _Part:
     is_last: bool
     """Whether the prompt ends here."""
     vector: Callable[[], Floats] | None = None
-    """Returns what an encoder has made of the request, which is an image alone; None: it is made of hidden states."""
+    """Returns what an encoder has made of the request, which is an image alone; `None` if it is made of hidden states."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class PendingPooled:
         return tokens
 
     def logprobs(self) -> None:
-        """Return None: there are none."""
+        """Return `None` if there are none."""
 
 
 class Pooler:
@@ -78,7 +78,7 @@ class Pooler:
 
     Args:
         facts: how the model pools.
-        head: what it applies to pooled vectors; None: the model does not pool, which is a bug.
+        head: what it applies to pooled vectors; `None` if the model does not pool, which is a bug.
     """
 
     def __init__(self, facts: PoolingFacts, head: PoolingHead | None) -> None:

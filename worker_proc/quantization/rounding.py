@@ -96,7 +96,7 @@ def to_groups(
         weight_OI: any float; its inputs are whole groups.
         group_size: inputs that share a scale.
         is_symmetric: whether all zeros are 8.
-        importance_I: how much the squared error of each input counts; None: the same.
+        importance_I: how much the squared error of each input counts; `None` means the same.
         shrinks: see `best_scales`.
     """
     weight_OGI = weight_OI.float().reshape(len(weight_OI), -1, group_size)

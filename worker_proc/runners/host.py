@@ -74,7 +74,7 @@ class Forward(Protocol):
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
 
     def use_model(self, model: Model | None) -> None:
-        """Compute with another model of the same shapes and the same cache; None: forget the present one."""
+        """Compute with another model of the same shapes and the same cache; `None` to forget the present one."""
 
 
 class HostSamples:

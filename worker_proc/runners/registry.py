@@ -55,7 +55,7 @@ def open_runner(
     Args:
         model: shared, not copied.
         config: sizes of a step and of a block, types, threads.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
         num_states: slots for the states of layers with a recurrence.
@@ -86,7 +86,7 @@ def open_rounds(
         model: that drafts.
         config: sizes of a step and of a block, types, threads.
         runner: of the model that it drafts for.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         batch: of the runner.
         group: the cache group of that model whose blocks it uses.
         num_blocks: of the cache.

@@ -75,7 +75,7 @@ class DraftRounds(Protocol):
             limits_E: positions that each request has room for.
             num_drafts: at most, for each request; at least 1.
             verified: the samples of the step; only the device knows which follow no wrong draft, and takes positions
-                and rows back that are given as if all did. None: the host has known.
+                and rows back that are given as if all did. `None` if the host has known.
         """
 
 

@@ -51,7 +51,7 @@ class Sampler:
 
     Args:
         vocab_size: logits in a row.
-        library: the native one; None: torch.
+        library: the native one; `None` means torch.
         max_threads: most threads of a native call.
         choose_threads: returns the number of threads for an amount of work (`ThreadPolicy.choose`); all of them by
             default.
@@ -124,7 +124,7 @@ class Sampler:
             logits_RV: the model's, a row per draw.
             draws: of requests with logprobs.
             token_ids: what was drawn.
-            changed_RV: what was given to `sample`; None: `logits_RV`.
+            changed_RV: what was given to `sample`; `None` means `logits_RV`.
         """
         specs = [draw.state.spec for draw in draws]
         if any(spec.logprobs_mode.startswith("processed") for spec in specs):

@@ -16,7 +16,7 @@ class SpeechMask:
         rules: of the request.
         output: tokens output so far.
         vocab_size: of the model.
-        allowed_W: other tokens are never drawn, as `pack_mask` has them; None: all may be.
+        allowed_W: other tokens are never drawn, as `pack_mask` has them; `None` if all may be.
     """
 
     def __init__(self, rules: SpeechRules, output: list[int], vocab_size: int, allowed_W: Tensor | None) -> None:

@@ -40,12 +40,12 @@ class SamplingState:
     penalties: PenaltyCounts | None
     bad_words: BadWords | None
     always_allowed_W: Tensor | None
-    """The mask of `allowed_token_ids` and `speech`; None: all tokens are allowed."""
+    """The mask of `allowed_token_ids` and `speech`; `None` if all tokens are allowed."""
     speech: SpeechMask | None = None
     first_timestamp: int = 0
     """Text before it is ruled out where a timestamp is likelier; 0: never."""
     allowed_W: Tensor | None = field(init=False)
-    """The mask of the next draw; None: all tokens are allowed."""
+    """The mask of the next draw; `None` if all tokens are allowed."""
     _native: SampledRequest | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:

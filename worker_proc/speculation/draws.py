@@ -30,7 +30,7 @@ class Drafter(Protocol):
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
     def use_model(self, model: Model | None) -> None:
-        """Draft for a model with other weights from now on; None: hold no reference to the present one."""
+        """Draft for a model with other weights from now on; `None` to hold no reference to the present one."""
 
     def draft(
         self,
@@ -57,7 +57,7 @@ def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | Non
     Args:
         entries: of the step.
         sampled_E: those that sample.
-        accepted: None: no entry verifies drafts.
+        accepted: `None` if no entry verifies drafts.
     """
     counts_R = entries.counts_R.copy()
     if accepted is not None:

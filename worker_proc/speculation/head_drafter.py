@@ -57,7 +57,7 @@ class HeadDrafter:
         """See `Drafter.use_model`. The head of the model computes over the same cache."""
         head = None if model is None else model.head
         assert head is None or isinstance(head, DraftHead), "the head of a model stays of its kind"
-        self._head = head  # None: its memory is free for the next one
+        self._head = head  # `None` if its memory is free for the next one
         self.rounds.use_model(head)
 
     def draft(
@@ -122,7 +122,7 @@ def open_head_drafter(
         head: with its weights.
         config: of the engine.
         runner: of the model.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.

@@ -155,7 +155,7 @@ def open_model_drafter(
         draft_model: with its weights.
         config: of the engine.
         runner: of the model.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.

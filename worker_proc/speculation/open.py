@@ -21,13 +21,13 @@ def open_drafter(
     num_blocks: int,
     max_model_len: int,
 ) -> Drafter | None:
-    """Make the cache of what drafts for a model, and the drafter; None: nothing does.
+    """Make the cache of what drafts for a model, and the drafter; `None` if nothing does.
 
     Args:
         model: with its weights, and those of its head or draft model.
         config: of the engine.
         runner: of the model.
-        stream: of the device; None: the host computes.
+        stream: of the device; `None` if the host computes.
         batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.

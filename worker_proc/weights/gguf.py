@@ -97,7 +97,7 @@ class _Files:
         return int(self._metadata.get(f"{self._architecture}.{key}", default))
 
     def _parts_of(self, info: TensorInfo, parts: Mapping[str, range], shape: tuple[int, ...] | None = None) -> Weights:
-        """Yield parts of a tensor: the rows of each, by name; `shape`: of a part, None: rows of the tensor."""
+        """Yield parts of a tensor: the rows of each, by name; `shape`: of a part, `None` means rows of the tensor."""
         row_bytes = info.num_bytes // info.shape[0]
         for name, rows in parts.items():
             if self._wants(name):

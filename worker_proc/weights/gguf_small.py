@@ -121,7 +121,7 @@ def _divided(
     Args:
         kind: of the blocks.
         scales_of: returns the scales of blocks.
-        magnitudes: that the integers have, which are of both signs; None: all that fit `bits`.
+        magnitudes: that the integers have, which are of both signs; `None` means all that fit `bits`.
         bits: of a level.
         offset: the level that means 0.
     """

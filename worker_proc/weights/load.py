@@ -76,12 +76,12 @@ def load_model(
         config: model facts, dtype, quantization and the seed of dummy weights.
         report: called with the fraction of the weights read so far.
         device: for the weights.
-        library: computes with the weights; None: torch does.
-        cache_dir: of octavo, for packed weights; None: they are not kept.
+        library: computes with the weights; `None` if torch does.
+        cache_dir: of octavo, for packed weights; `None` if they are not kept.
         rank: of this worker among all.
-        group: those that share its layers; None: there are no others.
-        exchange: the stages before and after; None: there are none.
-        engines: those that have the other experts; None: this one has all.
+        group: those that share its layers; `None` if there are no others.
+        exchange: the stages before and after; `None` if there are none.
+        engines: those that have the other experts; `None` if this one has all.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
@@ -118,7 +118,7 @@ def load_model(
 
 
 def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
-    """Return the memory of what a model attends to beside its text; None: it has no cross-attention.
+    """Return the memory of what a model attends to beside its text; `None` if it has no cross-attention.
 
     Raises:
         MemoryError, RuntimeError: there is none for it.
@@ -283,7 +283,7 @@ def packer_of(config: ResolvedConfig, device: torch.device, library: NativeLibra
 
 
 def _quantization_while_loading(config: ResolvedConfig) -> Quantization | None:
-    """Return the quantization of weights that the checkpoint holds in 16 or 32 bits; None: they stay so."""
+    """Return the quantization of weights that the checkpoint holds in 16 or 32 bits; `None` if they stay so."""
     match config.quantization:
         case "w8a8" | "int8" | "int4":
             return config.quantization

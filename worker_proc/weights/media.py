@@ -27,7 +27,7 @@ _TOWER = re.compile(
 
 
 def text_name(name: str) -> str | None:
-    """Return the name of a tensor as a checkpoint of the language model alone has it; None: it is the tower's."""
+    """Return the name of a tensor as a checkpoint of the language model alone has it; `None` if it is the tower's."""
     name = name.removeprefix("vlm.")
     if _TOWER.match(name):
         return None

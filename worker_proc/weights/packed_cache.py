@@ -73,7 +73,7 @@ class PackedCache:
             library: which packs them.
             cache_dir: of octavo.
             rank: whose part of the weights it is, among those that share every layer.
-            layers: of the stage; None: all.
+            layers: of the stage; `None` means all.
         """
         if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
             return None

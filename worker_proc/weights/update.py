@@ -131,7 +131,7 @@ def load_update(
         placement: of its model.
         update: from `check_update`.
         packer: of the model.
-        store: the weights so far; each is freed when its successor arrives. None: there are none.
+        store: the weights so far; each is freed when its successor arrives. `None` if there are none.
 
     Raises:
         ConfigError, OSError, RuntimeError: the weights cannot be read or packed. The store is not whole any more.

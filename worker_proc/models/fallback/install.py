@@ -67,7 +67,7 @@ def _owners(structure: Structure, packed: Container[int]) -> list[ProbedWeight]:
 
 
 def _packed_order(weight: ProbedWeight, names: dict[int, str], dtype: torch.dtype) -> bool | None:
-    """Return whether a weight that can be packed is stored with its outputs last; None: it cannot be packed."""
+    """Return whether a weight that can be packed is stored with its outputs last; `None` if it cannot be packed."""
     layer, _, kind = names[id(weight)].rpartition(".")
     kinds = weight.uses & {"product", "transposed product"}
     has_own_bias = weight.bias is None or names.get(id(weight.bias)) == f"{layer}.bias"

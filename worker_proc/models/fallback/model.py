@@ -46,7 +46,7 @@ class Step:
         """Rows of tokens; those after them are padding."""
         self.num_padded_rows = 0
         self.policy: ThreadPolicy | None = None
-        """Of native products; None: torch's."""
+        """Of native products; `None` means torch's."""
         self.num_threads = 1
         """Of torch's products."""
 

@@ -52,7 +52,7 @@ class Structure:
     first_position: int = 0
     """That the model gives to the first token of a sequence (2 in RoBERTa, whose table of positions has padding)."""
     max_positions: int | None = None
-    """Rows of that table behind the first position; None: all positions are as in `config.json`."""
+    """Rows of that table behind the first position; `None` if all positions are as in `config.json`."""
     padding_ids: frozenset[int] = frozenset()
     """Tokens that models leave out when they count positions."""
 
@@ -185,7 +185,7 @@ class _KnownOutput(BaseModelOutputWithPast):  # type: ignore[misc]
     """What a base returns to a head that reads nothing but hidden states."""
 
     def __getattr__(self, name: str) -> None:
-        """Return None: caches, routing and the like."""
+        """Return `None` means caches, routing and the like."""
         return
 
 

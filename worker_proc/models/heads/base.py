@@ -32,9 +32,9 @@ class DraftHead(Model):
         first: the first layer.
         layers: the others.
         rotary: of the attention.
-        norm: of the residual stream, before `output`; None: there is none.
+        norm: of the residual stream, before `output`; `None` if there is none.
         output: from hidden states to logits.
-        token_ids_V: the token of each logit; None: all tokens have one.
+        token_ids_V: the token of each logit; `None` if all tokens have one.
         max_rows: of a step.
     """
 

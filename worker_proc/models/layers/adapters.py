@@ -33,13 +33,13 @@ class LayerAdapters:
     Args:
         num_inputs: here; of a table, its rows.
         parts: names in the checkpoint of the layers that are stacked into this one, and the outputs of each, here.
-        shards: the part of each that this rank holds; None: all of it.
+        shards: the part of each that this rank holds; `None` means all of it.
         is_table: whether the layer is an embedding.
         first_id: of the table.
         is_here: False: another pipeline stage has the layer.
-        input_sharding: the ranks that divide the inputs, be it only one; None: they are never divided.
+        input_sharding: the ranks that divide the inputs, be it only one; `None` if they are never divided.
         num_experts: of which each has as many parts, those of one after those of the other.
-        own_experts: those that are here; None: it is a layer by itself.
+        own_experts: those that are here; `None` if it is a layer by itself.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class LayerAdapters:
         self.is_mixture = own_experts is not None
         self.own_experts = range(1) if own_experts is None else own_experts
         self.slots: LoraSlots | None = None
-        """Of experts, which do not call `add`; None: the engine has no adapters."""
+        """Of experts, which do not call `add`; `None` if the engine has no adapters."""
         self.rows: AdapterRows | None = None
         """Of experts: which token has which adapter."""
         self.follows_exchange = False
         """Whether `add` gets the products of all ranks together."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
-        """From the inputs and the products of the layer to products with adapters; None: the engine has none. A table
+        """From the inputs and the products of the layer to products with adapters; `None` if the engine has none. A table
         gets token ids as inputs."""
 
     @property

@@ -25,12 +25,12 @@ class SelfAttention:
         index: of the layer.
         shape: of its attention.
         width: of the residual stream.
-        rotary: which of the model's rotary embeddings rotates queries and keys; None: they are not rotated.
+        rotary: which of the model's rotary embeddings rotates queries and keys; `None` if they are not rotated.
         has_qkv_bias: of the three projections.
         has_output_bias: of the output projection.
         qk_norm: of each head of queries and keys alone, before they are rotated.
         row_norms: other norms of queries and of keys, before they are divided into heads; see `row_norms.py`.
-        clip: queries, keys and values are limited to [-clip, clip]; None: they are not.
+        clip: queries, keys and values are limited to [-clip, clip]; `None` if they are not.
         has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
         has_gate: the sigmoid of a further projection, `gate_proj`, multiplies what goes into the output projection.
         has_query_scale: the last table of a step has a factor for the queries of each row.

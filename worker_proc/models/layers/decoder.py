@@ -138,11 +138,11 @@ class DecoderModel(LayeredModel):
 
     Args:
         parameters: of all parts.
-        shapes: of the attention of each layer; None: it has none.
+        shapes: of the attention of each layer; `None` if it has none.
         embedding: of the tokens.
         layers: in their order.
         norm: after the last layer.
-        output: from hidden states to logits; None: the model pools.
+        output: from hidden states to logits; `None` if the model pools.
         rotaries: whose angles the layers use.
         states: of each layer with a recurrence: see `Model`.
         after_embedding: applied to the embeddings, such as a factor.

@@ -150,11 +150,11 @@ class EncoderModel(LayeredModel):
         parameters: of all parts.
         shapes: of the attention of each layer.
         embedding: of the tokens.
-        place: is added to it; None: nothing is.
+        place: is added to it; `None` if nothing is.
         norm: of the sum.
         layers: in their order.
         rotaries: whose angles the layers use.
-        final_norm: after the last layer; None: the last layer has one.
+        final_norm: after the last layer; `None` if the last layer has one.
     """
 
     def __init__(

@@ -108,12 +108,12 @@ class Experts:
         names: of the parts.
         activation: of each expert.
         router_bias: of the router's logits.
-        choice_bias: name of a bias of the scores that only the choice depends on; None: there is none.
+        choice_bias: name of a bias of the scores that only the choice depends on; `None` if there is none.
         has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
         latent_width: of what the experts read and write; `fc1_latent_proj` leads there from the residual stream, and
-            `fc2_latent_proj` back. None: they read and write the residual stream.
+            `fc2_latent_proj` back. `None` if they read and write the residual stream.
         has_latent_bias: of these two.
-        input_rule: of one expert, whose weight multiplies what the experts read (Llama 4); None: they read `x`.
+        input_rule: of one expert, whose weight multiplies what the experts read (Llama 4); `None` if they read `x`.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Experts:
         ups: Sequence[LinearWeight],
         downs: Sequence[LinearWeight],
     ) -> tuple[LayerAdapters, LayerAdapters] | None:
-        """Return those of gates and ups, and of downs; None: tokens of other engines come here."""
+        """Return those of gates and ups, and of downs; `None` if tokens of other engines come here."""
         if self._engines is not None:
             return None
         rows = zip(gates, ups, strict=True) if gates else zip(ups, strict=True)
@@ -262,7 +262,7 @@ class SharedExpert:
     Args:
         routed: the others, whose output is added.
         shared: computes it.
-        gate: one number for each row, whose sigmoid multiplies its output; None: it counts in full.
+        gate: one number for each row, whose sigmoid multiplies its output; `None` if it counts in full.
     """
 
     routed: Experts

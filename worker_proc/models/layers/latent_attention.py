@@ -34,7 +34,7 @@ class LatentAttention:
         widths: of the parts of queries and keys.
         num_heads: of this rank.
         width: of the residual stream.
-        query_rank: length of the short vector of queries; None: queries are projected at once.
+        query_rank: length of the short vector of queries; `None` if queries are projected at once.
         has_bias: of the projections to short vectors, and of the output.
     """
 

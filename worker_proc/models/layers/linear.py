@@ -14,7 +14,7 @@ class Linear:
 
     Args:
         weight: of the layer.
-        adapters: where those of rows are added; None: adapters cannot change the layer.
+        adapters: where those of rows are added; `None` if adapters cannot change the layer.
     """
 
     def __init__(self, weight: LinearWeight, adapters: LayerAdapters | None = None) -> None:

@@ -84,7 +84,7 @@ class Mamba2Mixer:
         sizes: of the block, or of a rank's part of it.
         width: of the residual stream.
         eps: of the norm.
-        norm: whether the gate comes before the norm or after it; None: there is a gate and no norm.
+        norm: whether the gate comes before the norm or after it; `None` if there is a gate and no norm.
         has_bias: of the input projection.
         has_output_bias: of the output projection.
         has_conv_bias: of the convolution.

@@ -20,7 +20,7 @@ class GatedMlp:
         inner_width: of the activation.
         activation: a name in `GATED`.
         has_bias: of all three layers.
-        has_output_bias: of `down_proj`; None: as `has_bias`.
+        has_output_bias: of `down_proj`; `None` means as `has_bias`.
         gate_factor: of the gates, before the activation.
 
     Raises:
@@ -70,7 +70,7 @@ class Mlp:
         inner_width: of the activation.
         activation: a name in `PLAIN`.
         has_bias: of both layers.
-        num_outputs: of the block; None: `width`.
+        num_outputs: of the block; `None` means `width`.
     """
 
     def __init__(

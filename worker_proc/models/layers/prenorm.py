@@ -40,7 +40,7 @@ def llama_parameters(
         placement: of all parameters.
         ignored: further patterns of names.
         rules: see `Parameters`.
-        is_tied: whether the embeddings are the output weight; None: as the configuration says.
+        is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
     """
     tables = [r"rotary_emb\.inv_freq$", *ignored]
     if _is_tied(facts, is_tied):
@@ -72,14 +72,14 @@ def prenorm_decoder(
     Args:
         facts: of the model, or of a rank's part of it.
         parameters: of the model, from `llama_parameters`.
-        shapes: of the attention of each layer; None: it has none.
+        shapes: of the attention of each layer; `None` if it has none.
         attention: makes the attention block of a layer.
         mlp: makes the mlp block of a layer.
         eps: of all norms.
-        norm: makes a norm, given its name; None: root-mean-square norms in the model's type.
+        norm: makes a norm, given its name; `None` means root-mean-square norms in the model's type.
         states: of each layer with a recurrence: see `Model`.
-        is_tied: whether the embeddings are the output weight; None: as the configuration says.
-        rotaries: None: the one of the configuration, over the whole head.
+        is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
+        rotaries: `None` means the one of the configuration, over the whole head.
         after_embedding: see `DecoderModel`.
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.

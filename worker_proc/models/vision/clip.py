@@ -224,9 +224,9 @@ def clip_layers(
         parameters: of the tower.
         config: of the tower.
         num_layers: how many.
-        norm: makes one before a block by its name; None: a layer norm.
+        norm: makes one before a block by its name; `None` means a layer norm.
         has_qkv_bias: of queries, keys and values.
-        row_norms: makes those of queries and keys by the name of their block; None: there are none.
+        row_norms: makes those of queries and keys by the name of their block; `None` if there are none.
     """
     norm = norm or (lambda name: LayerNorm.new(parameters, name, config.width, config.eps))
 

@@ -100,7 +100,7 @@ class DualEncoderTower(LlavaTower):
     """The tower; its `pooling_head` follows the one row of an image."""
 
     attention_pool: AttentionPool | None = None
-    """Makes one row of those of the patches; None: the row of the class token is the image's."""
+    """Makes one row of those of the patches; `None` if the row of the class token is the image's."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`."""

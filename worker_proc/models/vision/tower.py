@@ -45,10 +45,10 @@ class Patches:
     tables: tuple[Floats, ...] = ()
     """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
     num_keys: int | None = None
-    """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. None: all
+    """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. `None` means all
     are."""
     part_lengths: Ints | None = None
-    """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. None: one part."""
+    """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. `None` means one part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class TowerSpec:
     placement: Placement
     """Of the parameters."""
     library: NativeLibrary | None
-    """Computes; None: torch does."""
+    """Computes; `None` if torch does."""
     max_item_tokens: int
     """Most rows of the prompt that an image may have, where its size is not that of the tower."""
 
@@ -78,7 +78,7 @@ class MergedProjection:
     first layers (DeepStack)."""
     learned_XD: Tensor | None = None
     """Learned results, such as that of the end of a line: `VisionTower.arrange` gets their rows of the prompt behind
-    those of an item. None: there are none."""
+    those of an item. `None` if there are none."""
 
 
 class VisionTower(LayeredModel):
@@ -95,8 +95,8 @@ class VisionTower(LayeredModel):
         embed: from patches and positions to the residual stream.
         layers: in their order.
         project: from the residual stream to rows of the prompt, or to what `merged` reads.
-        library: computes; None: torch does.
-        merged: makes rows of the prompt of several results; None: each is one.
+        library: computes; `None` if torch does.
+        merged: makes rows of the prompt of several results; `None` if each is one.
     """
 
     def __init__(

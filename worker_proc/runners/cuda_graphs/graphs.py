@@ -66,7 +66,7 @@ class Sampled:
     tokens_N: Tensor
     """int64, -1 if there is none."""
     logprobs: LogprobsMemory | None
-    """Of the rows whose requests report any; None: the step does not report."""
+    """Of the rows whose requests report any; `None` if the step does not report."""
 
 
 class StepGraphs:
@@ -85,9 +85,9 @@ class StepGraphs:
         table: of the slots.
         buffer: for the metadata of steps.
         sizes: of the graphs.
-        stages: through which the model exchanges rows with the stages before and after; None: it has all layers.
+        stages: through which the model exchanges rows with the stages before and after; `None` if it has all layers.
         plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
-            that attend in both directions; None: it has none. Such a step has no graph.
+            that attend in both directions; `None` if it has none. Such a step has no graph.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class SampleLogprobs:
     """The row of each of these samples."""
     top: RowsLogprobs
     named: RowsLogprobs | None
-    """Of tokens that requests name in place of the most likely ones; None: no request names any."""
+    """Of tokens that requests name in place of the most likely ones; `None` if no request names any."""
 
     def row(self, index: int, spec: SamplingSpec) -> RowLogprobs:
         """Return those of one sample, by its number among those that report any."""
@@ -86,11 +86,11 @@ class Reported:
     values_AV: Tensor
     """The model's logits, or the processed ones that the token is sampled from."""
     is_logit_A: Tensor | None
-    """Rows that report the value itself; None: none does."""
+    """Rows that report the value itself; `None` if none does."""
     num_top: int
     """The largest number of most likely tokens."""
     named_AL: Tensor | None
-    """int64, the tokens that requests name in place of those, padded with token 0; None: no request names any."""
+    """int64, the tokens that requests name in place of those, padded with token 0; `None` if no request names any."""
 
 
 class LogprobReporter:

@@ -115,7 +115,7 @@ def input_fields(num_tokens: int, num_requests: int, num_groups: int, *, has_sta
 
 
 def state_slots(views: Views) -> DeviceSlots | None:
-    """Return where a step finds the states of its requests; None: the model has none."""
+    """Return where a step finds the states of its requests; `None` if the model has none."""
     if "query_starts" not in views:
         return None
     return DeviceSlots(views["query_starts"], views["state_sources"], views["state_destinations"])

@@ -45,7 +45,7 @@ class Sizes:
         self._sizes = tuple(sorted(set(sizes)))
 
     def fit(self, size: int) -> int | None:
-        """Return the smallest that is not below a size; None: there is none."""
+        """Return the smallest that is not below a size; `None` if there is none."""
         index = bisect_left(self._sizes, size)
         return self._sizes[index] if index < len(self._sizes) else None
 

@@ -27,7 +27,7 @@ class Column:
     name: str
     dtype: torch.dtype
     width: int | None = None
-    """Numbers per slot; None: one, and the column has one dimension."""
+    """Numbers per slot; `None` means one, and the column has one dimension."""
 
 
 class SlotMemory:

@@ -31,7 +31,7 @@ class NativePrograms:
         layouts: of the cache, for each of its groups.
         num_blocks: of the cache.
         bounds: of the steps.
-        states: of layers with a state; None: there are none.
+        states: of layers with a state; `None` if there are none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class NativePrograms:
 
     @property
     def head(self) -> Program | None:
-        """The second one; None: this pipeline stage passes its rows on."""
+        """The second one; `None` if this pipeline stage passes its rows on."""
         return self._parts[1] if len(self._parts) > 1 else None
 
     @property

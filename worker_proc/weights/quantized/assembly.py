@@ -38,7 +38,7 @@ class Format(Protocol):
         """
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory, for made-up weights; None: it is not quantized."""
+        """Return what a layer takes in memory, for made-up weights; `None` if it is not quantized."""
 
 
 @runtime_checkable
@@ -172,7 +172,7 @@ class Assembly:
         return layer if layer in self._stacks else f"{layer}.weight"
 
     def take(self, name: str, tensor: Tensor) -> tuple[str, Tensor | QuantizedMatrix] | None:
-        """Return a tensor, or the matrix of a layer whose last tensor it is; None: more of them follow.
+        """Return a tensor, or the matrix of a layer whose last tensor it is; `None` if more of them follow.
 
         Raises:
             ConfigError: they do not fit one another or the configuration.

@@ -52,7 +52,7 @@ class AutoRound:
         config.reject_unread("auto-round", section="quantization_config")
 
     def _of_layer(self, layer: str, changes: Any) -> gptq.Settings | None:
-        """Return the settings of a layer; None: it is not quantized."""
+        """Return the settings of a layer; `None` if it is not quantized."""
         if not isinstance(changes, Mapping):
             raise ConfigError(
                 f"config.json: {layer!r} in 'extra_config' of 'quantization_config' is {changes!r}; expected an object"

@@ -188,7 +188,7 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
 
 
 def _rows(section: Mapping[str, Any]) -> RowType | None:
-    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain."""
+    """Return how rows are to be quantized; `None` if the checkpoint does not say, or, as the log says, in vain."""
     if not section:
         return None
     activations = CheckedConfig(section)

@@ -142,7 +142,7 @@ def float8_matrix(
         layer: its name.
         weight_OI: the codes.
         scale: one number, or one for each output, group of inputs, or block.
-        block: outputs and inputs of a block; None: there are none.
+        block: outputs and inputs of a block; `None` if there are none.
         rows: how they are to be quantized.
         row_scale: of all rows.
 

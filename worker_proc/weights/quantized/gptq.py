@@ -85,7 +85,7 @@ class Gptq:
         config.reject_unread("gptq", section="quantization_config")
 
     def _settings_of(self, layer: str) -> Settings | None:
-        """Return the settings of a layer, as GPTQModel chooses them; None: it is not quantized."""
+        """Return the settings of a layer, as GPTQModel chooses them; `None` if it is not quantized."""
         return first_match(self._dynamic, layer, _matches, self._settings)
 
     def layout(self, layer: str) -> Layout | None:

@@ -31,7 +31,7 @@ class Layout:
 
 
 def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
-    """Return the outputs and inputs of a block; None: the key is missing, null or an empty list.
+    """Return the outputs and inputs of a block; `None` if the key is missing, null or an empty list.
 
     Raises:
         ConfigError: the value is something else than two positive integers.
@@ -94,7 +94,7 @@ def quantize_dummy(weights: Iterable[LinearWeight], layout_of: Callable[[str], L
 
     Args:
         weights: of the linear layers that are here.
-        layout_of: of a layer, by its name in checkpoints; None: it is not quantized.
+        layout_of: of a layer, by its name in checkpoints; `None` if it is not quantized.
         key: the same one gives the same numbers.
     """
     for weight in weights:

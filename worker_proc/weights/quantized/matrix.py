@@ -23,9 +23,9 @@ class StoredMatrix:
     decode: Callable[[], QuantizedWeight]
     """Returns all of the matrix."""
     outputs_P: Tensor | None = None
-    """The outputs that are here; None: all."""
+    """The outputs that are here; `None` means all."""
     inputs: range | None = None
-    """The inputs that are here; None: all."""
+    """The inputs that are here; `None` means all."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class StoredMatrix:
         return self._rows().dequantize()[:, self.inputs.start : self.inputs.stop]
 
     def quantized(self) -> QuantizedWeight | None:
-        """Return levels and scales; None: columns in an order of their own are divided, so there are only values.
+        """Return levels and scales; `None` if columns in an order of their own are divided, so there are only values.
 
         Raises:
             ConfigError: the inputs that are here divide a group.
@@ -182,7 +182,7 @@ def zero_of_groups(zero_OG: Tensor, bits: int) -> tuple[int, Tensor | None]:
 
 
 def sorted_by_group(groups_I: Tensor, group_size: int, layer: str) -> Tensor | None:
-    """Return the order in which the inputs are sorted by their groups; None: they are.
+    """Return the order in which the inputs are sorted by their groups; `None` if they are.
 
     Raises:
         ConfigError: groups have other sizes.

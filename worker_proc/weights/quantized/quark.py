@@ -79,7 +79,7 @@ class Quark:
         config.reject_unread("quark", section=_SECTION)
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
-        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; None: none."""
+        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; `None` means none."""
         return first_match(self._of_layers, layer, lambda pattern, name: fnmatch(name, pattern), self._of_all)
 
     def layout(self, layer: str) -> Layout | None:
@@ -132,7 +132,7 @@ def _check_export(export: CheckedConfig) -> list[str]:
 
 
 def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | None:
-    """Return how layers are quantized; None: they are not. `is_cached`: their outputs are keys or values."""
+    """Return how layers are quantized; `None` if they are not. `is_cached`: their outputs are keys or values."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -185,12 +185,12 @@ def _tensor_config(section: Any, where: str) -> CheckedConfig:
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the two lengths of a block; None: they are not said, or are one number, as other schemes have it."""
+    """Return the two lengths of a block; `None` if they are not said, or are one number, as other schemes have it."""
     return None if type(config.get("block_size")) is int else block_of(config, "block_size")
 
 
 def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | None:
-    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain.
+    """Return how rows are to be quantized; `None` if the checkpoint does not say, or, as the log says, in vain.
 
     `block`: of the weight. Rows have groups of as many inputs then.
     """
