@@ -30,10 +30,10 @@ def measure(
     """Return the facts of a device that holds a loaded model.
 
     Args:
-        model: with its weights.
-        device: where it is.
+        model: model with loaded weights.
+        device: device that holds the model.
         config: sizes of a step.
-        rank: of this worker.
+        rank: rank of this worker.
         free_bytes: free memory before the weights were loaded.
         adapters: fills the slots of LoRA adapters; `None` if there are none.
 

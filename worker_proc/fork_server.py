@@ -47,8 +47,8 @@ class ForkServer:
     """Forks workers and reports their ends. Those of a connection die with it, and the server after the last one.
 
     Args:
-        first: a connection.
-        idle_s: how long the server stays if there is no other connection; 0: as long as the first is there.
+        first: descriptor of the first connection.
+        idle_s: seconds that the server stays without any other connection; 0: until the first connection closes.
     """
 
     def __init__(self, first: socket.socket, idle_s: float) -> None:
@@ -139,9 +139,9 @@ def become_worker(file: int, stdin: int, stderr: int, control: int, *inherited: 
     Args:
         file: the descriptor of a file with the `ForkRequest`, and behind it the launch spec.
         stdin: standard input.
-        stderr: where the worker prints.
+        stderr: standard error of the worker.
         control: the control pipe.
-        inherited: in the order of the request.
+        inherited: inherited descriptors, in the order of the request.
     """
     (size,) = LENGTH.unpack(read_message(file, LENGTH.size))
     request = msgspec.msgpack.decode(read_message(file, size), type=ForkRequest)

@@ -20,10 +20,10 @@ def open_kernels(
     """Return the native library, compiled if necessary; `None` if the worker computes through torch.
 
     Args:
-        config: which kernels, how many threads, on which cores.
+        config: selects kernels, number of threads and cores.
         env: the cache directory of compiled libraries, and the compiler.
         phase: reports a compilation as a phase of the start.
-        number: of this worker among all on the machine; it takes the cores after those of the workers before it.
+        number: index of this worker among all on the machine. It takes the cores after those of lower indices.
         has_other_nodes: auto means native, because another machine may have a compiler, and all must compute alike.
 
     Raises:

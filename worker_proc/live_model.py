@@ -47,10 +47,10 @@ class LiveModel:
     """One rank's model. Its memory is given up and taken again on command.
 
     Args:
-        config: of the engine.
-        model: with its weights.
+        config: engine configuration.
+        model: model with loaded weights.
         adopt: called when another object takes its place.
-        receiver: of weights that a trainer broadcasts.
+        receiver: receives weights that a trainer broadcasts.
     """
 
     def __init__(self, config: ResolvedConfig, model: Model, adopt: Adopt, receiver: WeightReceiver) -> None:

@@ -30,12 +30,12 @@ class NativeCacheAttention:
     """The `Attention` of a model whose other operations are torch's. It rotates nothing.
 
     Args:
-        library: where the operations are.
-        groups: of the model's layers.
-        layouts: of the caches of a layer, for each group.
-        num_blocks: of the cache that all groups share.
-        bounds: of the steps, for the workspaces.
-        scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
+        library: library that has the operations.
+        groups: cache groups of the model's layers.
+        layouts: layout of a layer's caches, for each group.
+        num_blocks: number of blocks of the cache that all groups share.
+        bounds: bounds of the steps, for the workspaces.
+        scales: scales by layer of keys and values that are stored in 8-bit floats; 1 for other layers.
     """
 
     state_buffers: Sequence[Tensor] = ()

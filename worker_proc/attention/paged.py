@@ -27,10 +27,10 @@ class PagedCacheAttention:
     """The `Attention` of the torch path: the keys and values of all cache groups live in one `KVStorage`.
 
     Args:
-        storage: of keys and values.
-        groups: of the layers with attention.
-        states: of layers with a state; `None` if there are none.
-        scales: by layer, of keys and values that are stored in 8 bits; those of other layers are 1.
+        storage: storage of keys and values.
+        groups: cache groups of the layers with attention.
+        states: states of layers with a state; `None` if there are none.
+        scales: scales by layer of keys and values that are stored in 8 bits; 1 for other layers.
         cross: the keys of items that requests attend to; `None` if the model has no cross-attention.
     """
 

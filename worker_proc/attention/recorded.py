@@ -54,14 +54,14 @@ class RecordedAttention:
     """The `Attention` of a program, over a native cache for each layer.
 
     Args:
-        library: where the operations are.
-        recorder: of the program whose layers attend.
-        groups: of the model's layers.
-        layouts: of the caches of a layer, for each group.
-        caches: that all groups share; see `allocate_caches`.
-        bounds: of the steps, for the workspaces.
-        states: of layers with a state; `None` if there are none.
-        scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
+        library: library that has the operations.
+        recorder: recorder of the program whose layers attend.
+        groups: cache groups of the model's layers.
+        layouts: layout of a layer's caches, for each group.
+        caches: caches that all groups share; see `allocate_caches`.
+        bounds: bounds of the steps, for the workspaces.
+        states: states of layers with a state; `None` if there are none.
+        scales: scales by layer of keys and values that are stored in 8-bit floats; 1 for other layers.
         cross: the keys of items that requests attend to; `None` if the model has no cross-attention.
     """
 

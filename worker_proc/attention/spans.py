@@ -25,10 +25,10 @@ class SpanAttention:
     """The spans of one step.
 
     Args:
-        groups: of the model.
-        block_size: of the cache.
-        stream: of the device, to which plans are sent.
-        pieces: of the step.
+        groups: cache groups of the model.
+        block_size: block size of the cache.
+        stream: stream of the device, to which plans are sent.
+        pieces: attention pieces of the step.
         block_tables: block_table_RP of each group, with the requests of the step.
     """
 
@@ -59,9 +59,9 @@ class SpanAttention:
         """Put the results of spans in the place of what they are as texts.
 
         Args:
-            out_TNV: of all rows.
-            group: of the layer.
-            q_TNH: of all rows.
+            out_TNV: output of all rows.
+            group: cache group of the layer.
+            q_TNH: queries of all rows.
             caches: keys and values of the layer.
             settings: see `octavo.kernels.paged_attention.PagedAttention`.
         """

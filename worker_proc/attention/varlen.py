@@ -15,7 +15,7 @@ class VarlenAttention:
     """The `Attention` of layers in both directions, whose keys are those of the run.
 
     Args:
-        groups: of the layers.
+        groups: cache groups of the layers.
     """
 
     def __init__(self, groups: Sequence[CacheGroup]) -> None:

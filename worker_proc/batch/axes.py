@@ -17,7 +17,7 @@ class AxisPositions:
     """The positions of a batch's tokens on several axes.
 
     Args:
-        columns: of the batch.
+        columns: columns of the batch.
     """
 
     def __init__(self, columns: SlotColumns) -> None:

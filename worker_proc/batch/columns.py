@@ -34,7 +34,7 @@ class SlotColumns:
     """One number per slot in each array; all are 0 for an empty slot.
 
     Args:
-        num_slots: of the batch.
+        num_slots: number of slots of the batch.
     """
 
     def __init__(self, num_slots: int) -> None:

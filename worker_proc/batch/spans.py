@@ -17,7 +17,7 @@ class BothWaysSpans:
     """The spans of a batch's requests.
 
     Args:
-        columns: of the batch.
+        columns: columns of the batch.
     """
 
     def __init__(self, columns: SlotColumns) -> None:

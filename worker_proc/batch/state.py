@@ -41,10 +41,10 @@ class BatchState:
     A slot beyond `num_slots` makes them grow.
 
     Args:
-        num_slots: of the batch.
+        num_slots: number of slots of the batch.
         max_model_len: longest request, in tokens.
         block_size: tokens of a block.
-        vocab_size: of the model.
+        vocab_size: vocabulary size of the model.
         num_groups: KV cache groups of the model.
         has_block_tables: whether steps need block tables; False: the device has its own copy.
         has_states: whether the model has recurrent states, whose slots are one more list of each request.

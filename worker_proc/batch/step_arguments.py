@@ -81,7 +81,7 @@ def step_without_rows(num_groups: int) -> StepArguments:
     """Return a step in which this engine has no tokens.
 
     Args:
-        num_groups: of the cache, one for states included.
+        num_groups: number of cache groups, including the one for states.
     """
     query_starts = (ctypes.c_int64 * 1)()
     step = StepArguments(query_starts=ctypes.addressof(query_starts), groups=(GroupArguments * num_groups)())

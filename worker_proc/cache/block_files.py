@@ -24,12 +24,12 @@ class BlockFiles:
     parts of a block lie together, in the order of the buffers, so workers of the same layout read each other's files.
 
     Args:
-        buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
-        num_blocks: of the cache.
+        buffers: buffers of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
+        num_blocks: number of blocks of the cache.
         state_buffers: likewise, of recurrent states; [] if there are none.
         num_states: their slots.
         library: copies on several threads; `None` if torch copies.
-        num_threads: of the library.
+        num_threads: number of threads of the library.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class BlockFiles:
         """Read blocks and states from a file. No step that reads or writes them may be unfinished.
 
         Args:
-            path: of the file.
+            path: path of the file.
             rows: index in the file, and block.
             state_rows: index among the states in the file, and slot.
-            num_blocks: in the file, before the states.
+            num_blocks: number of blocks in the file, which come before the states.
 
         Raises:
             OSError, ValueError: the file cannot be read, or is too short.

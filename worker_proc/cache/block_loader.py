@@ -58,7 +58,7 @@ class BlockLoader:
     """Executes `LoadBlocks` commands in order, and `StoreBlocks` commands. A file descriptor tells when one is done.
 
     Args:
-        host: what it copies from, and through which it reads and writes files.
+        host: host memory to copy from; files are read and written through it.
         store: `None` if there is none.
         states: host memory for recurrent states; `None` if the engine keeps none there.
     """

@@ -15,7 +15,7 @@ class ConnectorStore:
     """See `ContentStore`.
 
     Args:
-        connector: of this worker.
+        connector: connector of this worker.
     """
 
     def __init__(self, connector: KVConnectorBase) -> None:

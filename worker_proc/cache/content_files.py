@@ -33,7 +33,7 @@ class ContentFiles:
     Reads have a thread of their own, and so have writes.
 
     Args:
-        rank: of the worker.
+        rank: rank of the worker.
     """
 
     def __init__(self, rank: int) -> None:

@@ -19,16 +19,16 @@ class CrossCache:
     It has the format of the cache of requests, so one kernel reads both.
 
     Args:
-        shape: of the attention of each layer, in both directions.
-        num_layers: with cross-attention.
+        shape: shape of the bidirectional attention of each layer.
+        num_layers: number of layers with cross-attention.
         num_items: places.
-        num_keys: of an item.
+        num_keys: number of keys of an item.
         block_size: slots of a block.
-        dtype: of keys and values.
-        library: of native kernels; `None` if torch or a GPU computes.
-        device: of keys and values.
+        dtype: type of keys and values.
+        library: native kernels; `None` if torch or a GPU computes.
+        device: device of keys and values.
         group: index of the cache group of these layers in a step: after all others.
-        aligned_layers: whose queries every step keeps, for alignments.
+        aligned_layers: layers whose queries every step keeps, for alignments.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.

@@ -81,8 +81,8 @@ def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[
     All pipeline stages have the same groups, each with its own layers of them.
 
     Args:
-        shapes: of the attention of each layer of the model; `None` if it has none.
-        own_layers: those of this pipeline stage.
+        shapes: shapes of the attention of each layer of the model; `None` if it has none.
+        own_layers: layers of this pipeline stage.
 
     Raises:
         ConfigError: keys and values have another size in some layers than in others.

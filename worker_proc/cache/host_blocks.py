@@ -26,13 +26,14 @@ class HostBlocks:
     A GPU copies on the stream of its steps, so copies and steps are done in the order of the plans.
 
     Args:
-        buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any. Or those of
+        buffers: buffers of the cache; each is divided evenly among its blocks. []: a pipeline stage without any. Or
+            those of
             recurrent states, whose slots are copied like blocks.
-        num_blocks: of the cache.
-        num_host_blocks: in host memory.
+        num_blocks: number of blocks of the cache.
+        num_host_blocks: number of blocks in host memory.
         library: copies on several threads; `None` if torch or a GPU copies.
-        num_threads: of the library.
-        stream: of the device; `None` if the host computes.
+        num_threads: number of threads of the library.
+        stream: stream of the device; `None` if the host computes.
         num_staging_rows: blocks in host memory through which files are read and written.
 
     Raises:

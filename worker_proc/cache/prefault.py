@@ -25,9 +25,10 @@ class Prefaulter:
     known.
 
     Args:
-        buffers: of the cache, as bytes; each is divided evenly among the blocks. Nobody else writes to them during
+        buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. Nobody else writes to them
+            during
             `touch_page`.
-        num_blocks: of the cache.
+        num_blocks: number of blocks of the cache.
         reserve_bytes: memory of all buffers together to prefault beyond the blocks in use; at least a page of each.
     """
 

@@ -10,9 +10,9 @@ class StateStorage:
     """The tensors of each layer, with a slot for each state; not initialized.
 
     Args:
-        group: of the layers that have a state.
+        group: cache group of the layers that have a state.
         num_slots: states of each layer.
-        device: of the tensors.
+        device: device of the tensors.
 
     Raises:
         RuntimeError: there is no memory for them.

@@ -10,8 +10,8 @@ def open_device(config: ResolvedConfig, *, number: int = 0, launches_early: bool
     """Return the device that the configuration names, ready for use.
 
     Args:
-        config: of the engine.
-        number: of this worker among all on the machine.
+        config: engine configuration.
+        number: index of this worker among all on the machine.
         launches_early: see `CudaDevice`; a CPU has no such launches.
 
     Raises:

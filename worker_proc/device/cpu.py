@@ -27,7 +27,7 @@ class CpuDevice(Device):
     Args:
         num_threads: compute threads of torch in this process.
         num_sharing: workers that share the memory in equal parts.
-        root: of `/proc` and `/sys`; tests pass another folder.
+        root: root of `/proc` and `/sys`; tests pass another folder.
     """
 
     def __init__(self, num_threads: int, root: Path = Path("/"), *, num_sharing: int = 1) -> None:

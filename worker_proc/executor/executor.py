@@ -54,7 +54,7 @@ class PipelinedExecutor:
     a file descriptor tells when a step is over.
 
     Args:
-        batch: on the host.
+        batch: the persistent batch, on the host.
         runner: computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         processors: change logits before tokens are sampled; `None` if the engine has none.
@@ -65,7 +65,7 @@ class PipelinedExecutor:
         store: keeps them in files or elsewhere, by way of `host_blocks`; `None` if the engine has none.
         drafter: drafts tokens; `None` if the workers draft none.
         encoder: makes rows of media; `None` if this worker encodes none.
-        aligner: of texts with sounds; `None` if the model attends to no sounds.
+        aligner: aligns texts with audio; `None` if the model attends to no audio.
         repeater: the runner, if it can compute steps again whose arrays were changed in place; `None` if it cannot.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.

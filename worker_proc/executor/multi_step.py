@@ -15,8 +15,8 @@ class MultiStep:
     """The steps of one plan, and their results.
 
     Args:
-        plan: of several steps.
-        batch: of its requests.
+        plan: plan of several steps.
+        batch: batch of the plan's requests.
     """
 
     def __init__(self, plan: StepPlan, batch: BatchState) -> None:

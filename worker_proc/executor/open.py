@@ -47,17 +47,17 @@ def open_executor(
     """Make the cache and an empty batch.
 
     Args:
-        model: with its weights on the device; shared, not copied.
+        model: model with its weights on the device; shared, not copied.
         config: sizes of a step and of a block, types.
-        stream: of the device; `None` if the host computes.
+        stream: stream of the device; `None` if the host computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
-        num_blocks: of the cache.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
         num_states: slots for recurrent states.
-        num_host_blocks: in host memory, for contents that blocks of the cache lose to others.
+        num_host_blocks: number of blocks in host memory, for the contents of evicted blocks.
         num_host_states: likewise, for checkpoints of recurrent states.
-        rank: names its files of blocks.
-        processors: of logits.
+        rank: rank, which names its files of blocks.
+        processors: logits processors.
         adapters: fills the slots of LoRA adapters; `None` if the engine has none.
 
     Raises:

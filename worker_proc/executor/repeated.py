@@ -16,10 +16,10 @@ class RepeatedDecode:
     """The arrays of the last step, if the next one may be the same one token further.
 
     Args:
-        plan: of the last step.
-        inputs: its arrays.
-        samples: what it has sampled.
-        batch: of its requests.
+        plan: plan of the last step.
+        inputs: arrays of the step.
+        samples: samples of the step.
+        batch: batch of the plan's requests.
     """
 
     def __init__(self, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> None:

@@ -42,7 +42,7 @@ class StepClock:
         Args:
             started_s: when it was begun.
             sampled_s: when its tokens were known.
-            earlier_drafts_s: for how long the device has drafted since the end of the step before.
+            earlier_drafts_s: seconds that the device spent on drafts since the end of the previous step.
             has_drafts: whether there are drafts after it.
             is_drafting: whether the device is still making them: a part of the next step, then.
         """
@@ -68,12 +68,12 @@ def step_result(
     """Return the answer to a plan.
 
     Args:
-        step: that is over.
-        token_ids: what it has sampled.
-        times: of the step.
-        accepted: which of that follows no wrong draft; `None` means all.
-        drafts: what may come next.
-        earlier_drafts: of the step before, whose ids were not known when it ended.
+        step: the finished step.
+        token_ids: sampled tokens.
+        times: times of the step.
+        accepted: the samples that follow no wrong draft; `None` means all.
+        drafts: draft tokens that may follow.
+        earlier_drafts: drafts of the previous step, if their ids were unknown when it ended.
     """
     logprobs = _sampled_logprobs(step, token_ids)
     if accepted is not None:

@@ -21,8 +21,8 @@ class DrawRounds:
     """See `octavo.worker_proc.executor.runner.Rounds`.
 
     Args:
-        samples: of the step; their requests have all masks of the step.
-        batch: of these requests.
+        samples: samples of the step; their requests have all masks of the step.
+        batch: batch of these requests.
         is_dependent_N: the samples of requests that have to know their tokens; the other ones are drawn in the first
             round.
     """
@@ -54,8 +54,8 @@ def draw_rounds(
     """Return the rounds of a step; `None` if all its draws are independent.
 
     Args:
-        samples: of the step; their requests have all masks of the step.
-        batch: of these requests.
+        samples: samples of the step; their requests have all masks of the step.
+        batch: batch of these requests.
         max_logits: rows of logits that there is room for. If there are more samples, a round has one of each request.
         has_processors: whether logits processors follow the tokens of all requests.
         masks_each_draw: whether draws that are made together may have masks of their own.

@@ -100,9 +100,9 @@ class Samples(Sequence[SampledRow]):
     each draft, as if all drafts before were its tokens.
 
     Args:
-        entries: of the step.
-        inputs: its arrays.
-        batch: whose requests these are; read one by one only before the next plan is applied.
+        entries: entries of the step.
+        inputs: arrays of the step.
+        batch: the batch of these requests. Its rows may be read one by one only before the next plan is applied.
     """
 
     def __init__(self, entries: StepEntries, inputs: StepInputs, batch: BatchState) -> None:
@@ -304,10 +304,10 @@ class Runner(Protocol):
         Those of the tokens that `spec` names for a position come after the most likely ones.
 
         Args:
-            spec: of the request.
-            token_ids: of the prompt.
-            first_row: of the step, which the first of these tokens follows.
-            position: of the first of these tokens in the prompt.
+            spec: spec of the request.
+            token_ids: token ids of the prompt.
+            first_row: row of the step after which the first of these tokens comes.
+            position: position of the first of these tokens in the prompt.
         """
 
     def sample(
@@ -321,10 +321,10 @@ class Runner(Protocol):
         """Sample one token for each of the rows that were given to `run`.
 
         Args:
-            samples: as for `run`.
+            samples: see `run`.
             has_masks: the states of some requests have a mask for this token. The host then knows the tokens of all
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
-            change_logits: to be called once, or once in each round.
+            change_logits: must be called once, or once per round.
             rounds: to draw in, because some draws depend on the tokens before them, which are drafts; `None` means all draws
                 are independent.
         """

@@ -21,7 +21,7 @@ class StepDrafts:
 
     Args:
         drafter: `None` if nothing drafts here.
-        num_slots: of the batch.
+        num_slots: number of slots of the batch.
         is_ahead: whether the host is ahead of a device.
     """
 
@@ -67,8 +67,8 @@ class StepDrafts:
         """Return what the result of a step says of the drafts that follow it.
 
         Args:
-            step: whose tokens the batch knows.
-            accepted: which of its samples they are; `None` means all.
+            step: finished step, whose tokens the batch knows.
+            accepted: the samples that became tokens; `None` means all.
         """
         if self._drafter is None or step.entries is None or step.query_starts is None:
             return []

@@ -29,8 +29,8 @@ class StepTrace:
         """Begin a recording; one that is running continues.
 
         Args:
-            directory: for the trace; created if necessary.
-            programs: to record, operation by operation; `None` if torch's profiler records everything.
+            directory: directory of the trace; created if necessary.
+            programs: programs to record, operation by operation; `None` if torch's profiler records everything.
 
         Raises:
             OSError: the directory cannot be created.

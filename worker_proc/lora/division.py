@@ -34,9 +34,9 @@ def divide(layer: LayerAdapters, shape: LoraShape, model: Model, *, is_fully_sha
     """Return the part of a worker.
 
     Args:
-        layer: of the model.
-        shape: of the layer's slots, if none of it is divided beyond its weight.
-        model: whose ranks share the layer.
+        layer: layer of the model.
+        shape: shape of the layer's slots, if it is not divided further than its weight.
+        model: model whose ranks share the layer.
         is_fully_sharded: divide the factor whose dimension the weight does not divide, too.
     """
     sharding, group = layer.input_sharding, model.parameters.group

@@ -54,7 +54,7 @@ class AdapterLoader:
     after it. The last stage reports it; what stages before still have in the slot is used by no request.
 
     Args:
-        slots: of the model's layers.
+        slots: slots of the model's layers.
         max_cpu_loras: adapters that stay in host memory, those in slots included.
         agree: among the ranks; by default this is the only one.
     """

@@ -29,7 +29,7 @@ class AdapterSlots:
 
     Args:
         model: packed; its steps are not recorded yet.
-        config: of adapters.
+        config: adapter configuration.
         is_tp_invariant: whether the number of ranks must not change a bit.
 
     Raises:

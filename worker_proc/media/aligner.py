@@ -43,9 +43,9 @@ class Aligner:
     """Aligns texts of one model.
 
     Args:
-        forward: of the model.
+        forward: `Forward` of the model.
         cache: the keys of sounds.
-        library: of native kernels; `None` if torch computes.
+        library: native kernels; `None` if torch computes.
     """
 
     def __init__(self, forward: Forward, cache: CrossCache, library: NativeLibrary | None) -> None:

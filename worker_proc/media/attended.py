@@ -25,11 +25,11 @@ class AttendedItems:
     """Which items are in the `CrossCache` of a model, and the program that puts them there.
 
     Args:
-        model: with cross-attention and its cache.
-        cache: of the model.
+        model: model with cross-attention and its cache.
+        cache: cache of the model.
         width: of the encoder's rows.
         num_threads: most threads of a run.
-        stream: of the device; `None` if the host computes.
+        stream: stream of the device; `None` if the host computes.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class AttendedItems:
         """Compute and keep the keys and values of an item.
 
         Args:
-            digest: of the item.
-            rows_TD: what the encoder has made of it.
+            digest: digest of the item.
+            rows_TD: rows that the encoder made of the item.
 
         Raises:
             ProtocolError: there is no place, or the item has another number of rows.

@@ -18,8 +18,8 @@ class DeviceTower:
     """The `TowerRuns` of a GPU. The host waits for nothing.
 
     Args:
-        tower: with its weights on the device.
-        stream: of the device.
+        tower: tower with its weights on the device.
+        stream: stream of the device.
     """
 
     def __init__(self, tower: VisionTower, stream: Stream) -> None:

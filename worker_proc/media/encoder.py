@@ -57,9 +57,9 @@ class MediaEncoder:
     """The encoder of one worker.
 
     Args:
-        towers: what encodes each kind of media; one may be that of several kinds.
+        towers: tower of each kind of media; one tower may serve several kinds.
         attended: takes the results, with cross-attention; `None` if they are rows of prompts.
-        stream: of the device; `None` if the host computes.
+        stream: stream of the device; `None` if the host computes.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ class HostTower:
     """The `TowerRuns` of a CPU.
 
     Args:
-        tower: with its weights.
+        tower: tower with loaded weights.
         forward: computes the tower.
-        block_size: of the tower's cache.
+        block_size: block size of the tower's cache.
         num_threads: most threads of a run.
     """
 

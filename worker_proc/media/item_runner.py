@@ -15,8 +15,8 @@ class ItemRunner:
     """The `KindRunner` of such an encoder.
 
     Args:
-        tower: of the model.
-        stream: of the device; `None` if the host computes.
+        tower: tower of the model.
+        stream: stream of the device; `None` if the host computes.
     """
 
     def __init__(self, tower: ItemEncoder, stream: Stream | None) -> None:

@@ -25,9 +25,9 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     """Make the encoder of a loaded model; `None` if it has none on this worker.
 
     Args:
-        model: with its towers.
+        model: model with its towers.
         config: sizes of a step, types, threads.
-        stream: of the device; `None` if the host computes.
+        stream: stream of the device; `None` if the host computes.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.

@@ -22,7 +22,7 @@ class Projector:
     """Computes the merged projection of a tower, as a native program if the tower has a library.
 
     Args:
-        tower: with its weights.
+        tower: tower with loaded weights.
         num_merged: rows of the tower that are read at once.
         project: makes a row of the prompt of them.
         num_threads: most threads of a run.

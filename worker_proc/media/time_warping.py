@@ -19,8 +19,8 @@ def first_rows(
     Args:
         weights_HTS: attention of tokens to rows, for each head.
         filter_width: rows of the median filter, odd.
-        library: of native kernels; `None` if numpy computes the same bits.
-        num_threads: of the library.
+        library: native kernels; `None`: numpy computes, with the same bits.
+        num_threads: number of threads of the library.
     """
     deviations_HTS = weights_HTS - weights_HTS.mean(axis=1, keepdims=True)
     scale_H1S = weights_HTS.std(axis=1, keepdims=True)

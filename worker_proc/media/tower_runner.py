@@ -34,7 +34,7 @@ class TowerRunner:
     """The `KindRunner` of a tower.
 
     Args:
-        tower: of the model.
+        tower: tower of the model.
         runs: computes it.
     """
 

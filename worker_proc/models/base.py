@@ -125,9 +125,9 @@ class Model(ABC):
     Callers run it under `torch.inference_mode()`.
 
     Args:
-        parameters: of all layers.
-        shapes: of the attention of each layer; `None` if it has none.
-        states: of each layer that has a state; `None` if it has none. Empty: no layer has one.
+        parameters: parameters of all layers.
+        shapes: shapes of the attention of each layer; `None` if it has none.
+        states: state shape of each layer, `None` for a layer without a state. Empty if no layer has one.
 
     Raises:
         ConfigError: a model with states is divided between GPUs.
@@ -210,7 +210,7 @@ class Model(ABC):
         """Let requests give rows in place of token embeddings: before a step is recorded.
 
         Args:
-            max_rows: of a step.
+            max_rows: most rows of a step.
             num_deeper: see `GivenRows`.
 
         Raises:
@@ -248,8 +248,9 @@ class Model(ABC):
         """Fill the parameters from a checkpoint with Hugging Face names.
 
         Args:
-            weights: by name.
-            packer: of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; `None` if nothing
+            weights: weights by name.
+            packer: packer of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; `None`
+                if nothing
                 is packed yet.
             keeps_quantized: see `pack`.
             packing: learns of each tensor that was read, in place of one with `packer`.
@@ -265,7 +266,7 @@ class Model(ABC):
         """Pack the weights for the kernels: after loading, before the first step.
 
         Args:
-            packer: of the model's device.
+            packer: packer of the model's device.
             keeps_quantized: whether weights that are quantized in the checkpoint stay so.
         """
         self._parameters.pack(packer, keeps_quantized=keeps_quantized)

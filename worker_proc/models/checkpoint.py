@@ -131,7 +131,7 @@ def halves_of_pairs(num_heads: int, head_dim: int, num_rotated: int) -> list[ran
     Products of queries and keys do not depend on the order of their dimensions.
 
     Args:
-        num_heads: of the projection.
+        num_heads: number of heads of the projection.
         head_dim: rows of each head.
         num_rotated: the first dimensions of each head, which are rotated.
     """

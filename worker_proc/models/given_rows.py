@@ -16,11 +16,12 @@ class GivenRows:
     """The rows of the step that is computed, at a fixed place: programs and graphs read them there.
 
     Args:
-        max_rows: of a step.
-        width: of a row.
-        dtype: of the model.
-        device: of the model.
-        num_deeper: how many further rows come beside each one, to be added after as many first layers (DeepStack).
+        max_rows: most rows of a step.
+        width: width of a row.
+        dtype: type of the model.
+        device: device of the model.
+        num_deeper: number of additional rows for each row; they are added after the first layers, one per layer
+            (DeepStack).
     """
 
     def __init__(

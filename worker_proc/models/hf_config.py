@@ -129,9 +129,9 @@ def windows_of_layers(
     """Return the sliding window of each layer, None for full attention, as `layer_types` says.
 
     Args:
-        config: of the model.
-        num_layers: of the model.
-        window: of the layers that have one.
+        config: model configuration.
+        num_layers: number of layers of the model.
+        window: window of the layers that have one.
         implied: the types of the layers if `layer_types` is missing.
 
     Raises:
@@ -155,12 +155,12 @@ def types_of_layers(
     """Return the type of each layer.
 
     Args:
-        config: of the model.
-        num_layers: of the model.
+        config: model configuration.
+        num_layers: number of layers of the model.
         supported: types.
         implied: the types of the layers if the key is missing.
-        key: of the types.
-        other_names: of the types.
+        key: configuration key of the types.
+        other_names: other names of the types.
 
     Raises:
         ConfigError: the types contradict the number of layers, or a type is not supported.

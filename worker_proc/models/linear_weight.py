@@ -43,13 +43,13 @@ class LinearWeight:
     it when it has all of them, so that copies of rows in another order are in memory for one layer only.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         parts: the checkpoint's names of the weights, and the outputs of each.
-        num_inputs: of all parts.
-        dtype: of the layer; the checkpoint may have another one.
-        device: of the layer.
+        num_inputs: number of inputs of all parts.
+        dtype: type of the layer; the checkpoint may have another one.
+        device: device of the layer.
         bias_O: filled by the owner of the parameters.
-        shared_OI: a weight that another layer owns and fills (a tied embedding); `None` if the layer has its own.
+        shared_OI: weight that another layer owns and fills (a tied embedding); `None` if the layer has its own.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class LinearWeight:
         """Make the packed form.
 
         Args:
-            packer: of the model.
+            packer: packer of the model.
             keeps_quantized: pack quantized parts without converting them, if all parts are quantized in one form with
                 which the device multiplies. Otherwise they are dequantized.
 

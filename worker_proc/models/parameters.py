@@ -29,9 +29,9 @@ class Parameters:
 
     Args:
         placement: their type, their device, and the part of them that is here.
-        prefixes: that names in a checkpoint may have ("model.", "transformer.").
+        prefixes: prefixes that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
-        rules: that turn the tensors of a checkpoint, without their prefixes, into those of the model.
+        rules: rules that turn the tensors of a checkpoint, without their prefixes, into those of the model.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class Parameters:
         """Make the weight of a linear layer.
 
         Args:
-            name: of the layer, here.
+            name: name of the layer in the model.
             parts: the layers of the checkpoint that are stacked into this one, and the outputs of each.
-            num_inputs: of all of them.
+            num_inputs: total number of inputs.
             bias: whether they have biases.
             is_transposed: the checkpoint holds matrices of inputs by outputs.
             is_quantizable: False: it stays as precise as the checkpoint, whatever the others become.
@@ -273,7 +273,7 @@ class Parameters:
         """Pack the loaded weights; nothing can be loaded afterwards.
 
         Args:
-            packer: of the model's device.
+            packer: packer of the model's device.
             keeps_quantized: whether weights that are quantized in the checkpoint stay so.
 
         Raises:
@@ -363,7 +363,7 @@ class Parameters:
         """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until they are packed.
 
         Args:
-            weights: of the checkpoint, by name.
+            weights: weights of the checkpoint, by name.
             on_taken: called with the name, here, of each tensor that was filled.
 
         Raises:

@@ -10,8 +10,8 @@ class StreamedPacking:
     """Packs each weight of a linear layer when all of its tensors were read. Weights that layers share come last.
 
     Args:
-        weights: of the model.
-        packer: of its device.
+        weights: weights of the model.
+        packer: packer of its device.
         keeps_quantized: whether weights that are quantized in the checkpoint stay so.
     """
 

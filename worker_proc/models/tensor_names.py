@@ -14,9 +14,9 @@ class TensorNames:
     """Takes tensors apart, and gives them the model's names.
 
     Args:
-        prefixes: that names in a checkpoint may have ("model.", "transformer.").
+        prefixes: prefixes that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
-        rules: that turn the tensors of a checkpoint, without their prefixes, into those of the model.
+        rules: rules that turn the tensors of a checkpoint, without their prefixes, into those of the model.
     """
 
     def __init__(self, prefixes: Sequence[str], ignored: Sequence[str], rules: Sequence[Rule]) -> None:

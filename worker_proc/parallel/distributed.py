@@ -24,9 +24,9 @@ def join_all(device: Literal["cpu", "cuda"], store: Store, rank: int, size: int)
     """Join the other workers.
 
     Args:
-        device: of the tensors.
-        store: where the workers find each other.
-        rank: of this process, from 0.
+        device: device of the tensors.
+        store: address of the store where the workers find each other.
+        rank: rank of this process, from 0.
         size: number of workers.
 
     Blocks until: all of them have joined.
@@ -38,9 +38,9 @@ def tensor_parallel_ranks(rank: int, size: int, num_stages: int) -> "Distributed
     """Return the ranks of this worker's stage. All workers call it, after `join_all`.
 
     Args:
-        rank: of this worker among all.
+        rank: rank of this worker among all.
         size: ranks of a stage.
-        num_stages: of the model.
+        num_stages: number of stages of the model.
     """
     groups = [distributed.new_group(list(range(stage * size, (stage + 1) * size))) for stage in range(num_stages)]
     return DistributedRanks(rank % size, size, groups[rank // size])
@@ -50,9 +50,9 @@ class DistributedRanks:
     """See `TensorParallelGroup`.
 
     Args:
-        rank: of this process, from 0.
+        rank: rank of this process, from 0.
         size: number of ranks.
-        group: of torch; `None` means all workers.
+        group: torch process group; `None` means all workers.
     """
 
     def __init__(self, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:

@@ -46,9 +46,9 @@ def join_peers(spec: WorkerSpec, library: NativeLibrary | None, device: torch.de
     """Join the other workers, of which there are some.
 
     Args:
-        spec: of this worker.
+        spec: spec of this worker.
         library: computes with the model; `None` if torch does.
-        device: of this worker.
+        device: device of this worker.
         env: says how GPUs add up tensors.
 
     Raises:

@@ -57,7 +57,7 @@ def role_of(layer: str) -> Role:
     """Return the role of a layer's weight.
 
     Args:
-        layer: its name in the checkpoint, without the prefix of the model.
+        layer: name of the layer in the checkpoint, without the prefix of the model.
     """
     return next((role for pattern, role in _ROLES if re.search(pattern, layer)), Role.REPLICATED)
 
@@ -149,7 +149,7 @@ class Sharding:
         """Return the part of a weight or a bias that this rank holds; `None` means all of it.
 
         Args:
-            role: of its layer.
+            role: role of its layer.
             shape: outputs first, as a model asks for it: with the sizes of its rank, but the whole vocabulary.
         """
         if self.size == 1 or role is Role.REPLICATED:

@@ -32,10 +32,10 @@ class SharedMemoryStages:
     """See `StageExchange`: for native programs, which it is recorded into.
 
     Args:
-        previous: from the stage before; `None` if this is the first one.
-        following: to the next stage; `None` if this is the last one.
+        previous: link from the previous stage; `None` if this is the first one.
+        following: link to the next stage; `None` if this is the last one.
         width: columns of the residual stream.
-        library: of the programs.
+        library: library of the programs.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class DistributedStages:
     """See `StageExchange`: for stages that compute through torch.
 
     Args:
-        rank: of this worker among all.
-        distance: from a worker to the one with the same part of the next stage.
+        rank: rank of this worker among all.
+        distance: rank distance between a worker and the one with the same part of the next stage.
         width: columns of the residual stream.
-        dtype: of the model.
-        device: of this worker.
+        dtype: type of the model.
+        device: device of this worker.
     """
 
     _MAX_UNSENT = 2
@@ -133,11 +133,11 @@ class GraphStages:
     other stages. NCCL has a stream for each pair of stages, which computing overlaps with.
 
     Args:
-        link: to the stages before and after.
-        max_rows: of a step, padding included.
+        link: link to the previous and the next stage.
+        max_rows: most rows of a step, padding included.
         width: columns of the residual stream.
-        dtype: of the model.
-        device: of this worker.
+        dtype: type of the model.
+        device: device of this worker.
     """
 
     _MAX_PARTS = 2

@@ -17,11 +17,11 @@ class SymmetricMemoryRanks(DistributedRanks):
     Both add in the same order, so a row has the same bits in a sum of any size.
 
     Args:
-        rank: of this process, from 0.
+        rank: rank of this process, from 0.
         size: number of ranks.
-        one_shot: of this rank.
+        one_shot: one-shot all-reduce of this rank.
         serves: whether `one_shot` can add up a tensor.
-        group: of torch; `None` means all workers.
+        group: torch process group; `None` means all workers.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ def open_symmetric_ranks(
     """Share memory with the other ranks, and return this one. All ranks call it, after `join_all`.
 
     Args:
-        rank: of this process, from 0.
+        rank: rank of this process, from 0.
         size: number of ranks.
         width: columns of sums, those of the residual stream.
-        dtype: of the model.
-        part_dtype: of the sums of each rank.
-        device: of this rank.
-        group: of torch; `None` means all workers.
+        dtype: type of the model.
+        part_dtype: type of the sums of each rank.
+        device: device of this rank.
+        group: torch process group; `None` means all workers.
 
     Raises:
         StartupError: the GPUs cannot read each other's memory.

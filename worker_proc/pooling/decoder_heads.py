@@ -37,8 +37,8 @@ def decoder_head(parameters: Parameters, facts: ModelFacts) -> PoolingHead:
     """Make the head of a decoder that pools.
 
     Args:
-        parameters: of the decoder.
-        facts: with the architecture of the checkpoint.
+        parameters: parameters of the decoder.
+        facts: facts with the architecture of the checkpoint.
 
     Raises:
         ConfigError: the checkpoint has no such head, or one of another kind.

@@ -127,7 +127,7 @@ class PoolingHead:
     """The layers after pooling, in order.
 
     Args:
-        layers: those of the checkpoint.
+        layers: layers of the checkpoint.
         dense: further ones, of Sentence Transformers, whose weights are read now.
 
     Raises:

@@ -78,7 +78,7 @@ class Pooler:
 
     Args:
         facts: how the model pools.
-        head: what it applies to pooled vectors; `None` if the model does not pool, which is a bug.
+        head: layers applied to pooled vectors; `None` if the model does not pool, which is a bug.
     """
 
     def __init__(self, facts: PoolingFacts, head: PoolingHead | None) -> None:
@@ -103,10 +103,11 @@ class Pooler:
 
         Args:
             scheduled: the entries of the step.
-            inputs: its arrays.
+            inputs: arrays of the step.
             batch: has the requests, before the next plan is applied.
             runner: has begun to run the step.
-            vectors: of requests that are an image alone, called when the step is over: their hidden states are not
+            vectors: returns vectors of requests that are an image alone. Called when the step is over: their hidden
+                states are not
                 read.
         """
         parts, chosen = [], []

@@ -23,7 +23,7 @@ class Blocks:
     """The decoder blocks of a model, and the hidden states before the next of them, for every sample.
 
     Args:
-        job: with a text.
+        job: a job that has a text.
 
     Raises:
         ConfigError: the text cannot be read or is too short, or the model has no list of blocks.
@@ -59,7 +59,7 @@ class Blocks:
         """Run the block that `__iter__` yielded last.
 
         Args:
-            layers: of this block.
+            layers: layers of this block.
             see: called with a layer and its inputs for each sample, float32, shape TI.
         """
 

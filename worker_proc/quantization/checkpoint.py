@@ -22,7 +22,7 @@ class Source:
     """A checkpoint in Hugging Face layout.
 
     Args:
-        path: its directory.
+        path: directory of the checkpoint.
 
     Raises:
         ConfigError: it has no safetensors, or is quantized already.
@@ -51,7 +51,7 @@ class Target:
 
     Args:
         path: absent, or an empty directory.
-        source: whose other files are copied.
+        source: source whose other files are copied.
 
     Raises:
         ConfigError: the directory holds files.

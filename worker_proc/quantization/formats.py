@@ -74,9 +74,9 @@ def compressed_config(kind: str, ignored: list[str], group_size: int) -> dict[st
     """Return the `quantization_config` of int8, int4 or fp8.
 
     Args:
-        kind: of these three.
+        kind: kind of these three.
         ignored: linear layers that were not quantized.
-        group_size: of int4.
+        group_size: group size of int4.
     """
     number = {"num_bits": 4 if kind == "int4" else 8, "type": "float" if kind == "fp8" else "int", "symmetric": True}
     shared = {"strategy": "group", "group_size": group_size} if kind == "int4" else {"strategy": "channel"}

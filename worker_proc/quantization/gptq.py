@@ -57,7 +57,7 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
 
     Args:
         weight_OI: any float; its inputs are whole groups.
-        hessian: of the inputs; it is overwritten.
+        hessian: Hessian of the inputs; it is overwritten.
         group_size: inputs that share a scale.
         orders_by_activation: begin with the inputs with the largest activations.
     """

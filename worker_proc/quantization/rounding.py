@@ -66,8 +66,8 @@ def best_scales(
     Args:
         weight_OGI: float32, in groups.
         is_symmetric: whether all zeros are 8.
-        importance_GI: how much the squared error of each input counts.
-        shrinks: of the range of a group, to choose from.
+        importance_GI: weight of the squared error of each input.
+        shrinks: candidate factors that shrink the range of a group.
     """
     least_OG = torch.full(weight_OGI.shape[:2], torch.inf)
     best_OG = torch.ones(weight_OGI.shape[:2])
@@ -96,7 +96,7 @@ def to_groups(
         weight_OI: any float; its inputs are whole groups.
         group_size: inputs that share a scale.
         is_symmetric: whether all zeros are 8.
-        importance_I: how much the squared error of each input counts; `None` means the same.
+        importance_I: weight of the squared error of each input; `None` means equal weights.
         shrinks: see `best_scales`.
     """
     weight_OGI = weight_OI.float().reshape(len(weight_OI), -1, group_size)

@@ -27,7 +27,7 @@ def quantize(job: QuantizationJob, report: Callable[[float], None]) -> Finished:
     """Do a job.
 
     Args:
-        job: what to do.
+        job: the job to run.
         report: called with the share of the work that is done.
 
     Raises:

@@ -143,8 +143,8 @@ class HostRunner:
 
     Args:
         forward: computes.
-        sampler: of its logits.
-        num_blocks: of the cache.
+        sampler: samples from its logits.
+        num_blocks: number of blocks of the cache.
         max_logits: rows that one call of `forward.logits` has room for.
     """
 
@@ -274,10 +274,10 @@ class HostRunner:
         """Draw a token for each of some positions that are not computed yet: drafts, with the noise of the position.
 
         Args:
-            batch: of the requests, which do not learn of it.
-            logits_EV: of what drafts, float32, over the vocabulary of the model.
-            slots_E: of the requests.
-            positions_E: of the tokens.
+            batch: batch of the requests, which do not learn of it.
+            logits_EV: logits of the draft model or head, float32, over the vocabulary of the model.
+            slots_E: slots of the requests.
+            positions_E: positions of the tokens.
         """
         rows = [batch.rows[slot] for slot in slots_E.tolist()]
         draws = [

@@ -45,10 +45,10 @@ def prompts_plan(
     """Return the plan of a step that computes whole prompts, one per slot from 0.
 
     Args:
-        lengths: of the prompts, in tokens.
-        params: of each request.
+        lengths: lengths of the prompts, in tokens.
+        params: parameters of each request.
         blocks_each: blocks of a request, which nobody shares.
-        sequence: of the plan.
+        sequence: sequence number of the plan.
         released: slots that a plan before has filled.
         num_groups: KV cache groups; a request has the same blocks in each, which is no
             matter where only memory is measured.

@@ -55,8 +55,8 @@ def open_runner(
     Args:
         model: shared, not copied.
         config: sizes of a step and of a block, types, threads.
-        stream: of the device; `None` if the host computes.
-        num_blocks: of the cache.
+        stream: stream of the device; `None` if the host computes.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
         num_states: slots for the states of layers with a recurrence.
 
@@ -83,13 +83,13 @@ def open_rounds(
     """Make what computes a model that drafts for another one, over a cache of its own with the same block ids.
 
     Args:
-        model: that drafts.
+        model: the draft model or head.
         config: sizes of a step and of a block, types, threads.
-        runner: of the model that it drafts for.
-        stream: of the device; `None` if the host computes.
-        batch: of the runner.
+        runner: runner of the model that it drafts for.
+        stream: stream of the device; `None` if the host computes.
+        batch: batch of the runner.
         group: the cache group of that model whose blocks it uses.
-        num_blocks: of the cache.
+        num_blocks: number of blocks of the cache.
         max_model_len: tokens that the model can attend to.
 
     Raises:

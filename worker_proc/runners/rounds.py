@@ -69,11 +69,11 @@ class DraftRounds(Protocol):
         temperature it is right if what drafts and the model agree. The requests do not learn of it.
 
         Args:
-            slots_E: of the requests.
+            slots_E: slots of the requests.
             next_E: the first position of each that is not computed yet.
             rows_E: the row in the last step of `forward` that the first draft comes from.
             limits_E: positions that each request has room for.
-            num_drafts: at most, for each request; at least 1.
+            num_drafts: most drafts of each request; at least 1.
             verified: the samples of the step; only the device knows which follow no wrong draft, and takes positions
                 and rows back that are given as if all did. `None` if the host has known.
         """
@@ -103,12 +103,12 @@ class HostRounds:
     """See `DraftRounds`.
 
     Args:
-        model: that drafts.
-        forward: of it, over its cache.
-        runner: of the model that it drafts for.
+        model: the draft model or head.
+        forward: its `Forward`, over its cache.
+        runner: runner of the model that it drafts for.
         group: the cache group of that model whose blocks it uses.
-        batch: of the requests.
-        vocab_size: of the model.
+        batch: batch of the requests.
+        vocab_size: vocabulary size of the model.
     """
 
     def __init__(

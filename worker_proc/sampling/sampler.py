@@ -89,7 +89,7 @@ class Sampler:
         """Return a function that draws one token for each of these states, however often it is called.
 
         Args:
-            states: of the draws.
+            states: states of the draws.
             positions_R: numbers of tokens before them. The arrays may be changed between two calls, but not replaced.
             num_outputs_R: numbers of outputs among them.
         """
@@ -122,9 +122,9 @@ class Sampler:
 
         Args:
             logits_RV: the model's, a row per draw.
-            draws: of requests with logprobs.
-            token_ids: what was drawn.
-            changed_RV: what was given to `sample`; `None` means `logits_RV`.
+            draws: draws of requests with logprobs.
+            token_ids: drawn tokens.
+            changed_RV: logits that were passed to `sample`; `None` means `logits_RV`.
         """
         specs = [draw.state.spec for draw in draws]
         if any(spec.logprobs_mode.startswith("processed") for spec in specs):

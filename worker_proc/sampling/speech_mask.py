@@ -13,9 +13,9 @@ class SpeechMask:
     """What may come next. The memory of the mask stays in place, so that native code can keep a pointer to it.
 
     Args:
-        rules: of the request.
+        rules: timestamp rules of the request.
         output: tokens output so far.
-        vocab_size: of the model.
+        vocab_size: vocabulary size of the model.
         allowed_W: other tokens are never drawn, as `pack_mask` has them; `None` if all may be.
     """
 

@@ -43,9 +43,9 @@ class Drafter(Protocol):
         """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
 
         Args:
-            entries: of the step.
-            query_starts: of its rows.
-            accepted: how many of them are tokens, if some verify drafts.
+            entries: entries of the step.
+            query_starts: offsets of the requests' rows.
+            accepted: number of samples that are tokens, if some verify drafts.
             num_drafts: 0: none.
             verified: the samples of a step that verifies drafts, if only the device knows them yet.
         """
@@ -55,8 +55,8 @@ def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | Non
     """Return how many positions of each entry of a step follow no wrong draft.
 
     Args:
-        entries: of the step.
-        sampled_E: those that sample.
+        entries: entries of the step.
+        sampled_E: requests that sample.
         accepted: `None` if no entry verifies drafts.
     """
     counts_R = entries.counts_R.copy()

@@ -27,11 +27,11 @@ class HeadDrafter:
     """Drafts for the requests of a batch, after each step of its runner.
 
     Args:
-        head: with its weights.
-        rounds: of the head, over its cache.
-        runner: of the model.
+        head: head with loaded weights.
+        rounds: rounds of the head, over its cache.
+        runner: runner of the model.
         group: the cache group of the model whose blocks the head uses.
-        batch: of the requests.
+        batch: batch of the requests.
         max_model_len: longest request, in tokens.
     """
 
@@ -71,9 +71,9 @@ class HeadDrafter:
         """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
 
         Args:
-            entries: of the step.
-            query_starts: of its rows.
-            accepted: how many of them are tokens, if some verify drafts.
+            entries: entries of the step.
+            query_starts: offsets of the requests' rows.
+            accepted: number of samples that are tokens, if some verify drafts.
             num_drafts: 0: only follow.
             verified: see `Drafter.draft`.
         """
@@ -118,13 +118,13 @@ def open_head_drafter(
     """Make the cache of a head, and the drafter that computes with both.
 
     Args:
-        model: that it drafts for.
-        head: with its weights.
-        config: of the engine.
-        runner: of the model.
-        stream: of the device; `None` if the host computes.
-        batch: of the runner.
-        num_blocks: of the cache.
+        model: target model.
+        head: head with loaded weights.
+        config: engine configuration.
+        runner: runner of the model.
+        stream: stream of the device; `None` if the host computes.
+        batch: batch of the runner.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
 
     Raises:

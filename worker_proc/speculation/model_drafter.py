@@ -25,12 +25,12 @@ class ModelDrafter:
     """Drafts for the requests of a batch, after each step of its runner.
 
     Args:
-        rounds: of the draft model, over its cache.
+        rounds: rounds of the draft model, over its cache.
         group: the cache group of the model whose blocks the draft model uses.
-        batch: of the requests.
-        num_blocks: of the cache.
-        block_size: in tokens.
-        max_rows: of a step.
+        batch: batch of the requests.
+        num_blocks: number of blocks of the cache.
+        block_size: tokens per block.
+        max_rows: most rows of a step.
         max_len: tokens of a request that the draft model can attend to.
     """
 
@@ -151,13 +151,13 @@ def open_model_drafter(
     """Make the cache of a draft model, and the drafter that computes with both.
 
     Args:
-        model: that it drafts for.
-        draft_model: with its weights.
-        config: of the engine.
-        runner: of the model.
-        stream: of the device; `None` if the host computes.
-        batch: of the runner.
-        num_blocks: of the cache.
+        model: target model.
+        draft_model: draft model with loaded weights.
+        config: engine configuration.
+        runner: runner of the model.
+        stream: stream of the device; `None` if the host computes.
+        batch: batch of the runner.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
 
     Raises:

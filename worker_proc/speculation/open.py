@@ -24,12 +24,12 @@ def open_drafter(
     """Make the cache of what drafts for a model, and the drafter; `None` if nothing does.
 
     Args:
-        model: with its weights, and those of its head or draft model.
-        config: of the engine.
-        runner: of the model.
-        stream: of the device; `None` if the host computes.
-        batch: of the runner.
-        num_blocks: of the cache.
+        model: model with loaded weights, including those of its head or draft model.
+        config: engine configuration.
+        runner: runner of the model.
+        stream: stream of the device; `None` if the host computes.
+        batch: batch of the runner.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
 
     Raises:

@@ -29,8 +29,8 @@ def exact_logprobs(model: nn.Module, forward: SamplerForward, token_ids: Sequenc
     is exactly 0. The gradients are those of the model in torch: both compute the same function, rounded differently.
 
     Args:
-        model: of transformers, whose weights `forward` has loaded last.
-        forward: of the engine.
+        model: model of transformers whose weights `forward` loaded last.
+        forward: `Forward` of the engine.
         token_ids: a prompt and its output.
 
     Raises:

@@ -60,7 +60,7 @@ class SamplerForward:
         """Take over all weights, converted to the engine's type and packed as the engine packs them.
 
         Args:
-            tensors: of the checkpoint, by the names of Hugging Face, such as `model.state_dict().items()`.
+            tensors: tensors of the checkpoint, by the names of Hugging Face, such as `model.state_dict().items()`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape; or the model has recurrent states.

@@ -51,10 +51,10 @@ class WeightSender:
 
         Args:
             client: an `AsyncClient`.
-            master_address: of this machine, where the engines reach it.
-            master_port: of the group's store; 0: a free one.
+            master_address: address of this machine, where the engines reach it.
+            master_port: port of the group's store; 0: a free one.
             backend: "gloo", through host memory; "nccl", between GPUs: the current one is used.
-            timeout_s: how long ranks wait for each other, at the start and for each tensor.
+            timeout_s: seconds that ranks wait for each other, at the start and for each tensor.
 
         Raises:
             RequestFailedError: an engine could not join; the message says why.

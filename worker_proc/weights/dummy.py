@@ -17,9 +17,9 @@ def fill_dummy(
     the layers; scales of normalisations are near one and biases near zero.
 
     Args:
-        parameters: by name.
-        seed: of the model.
-        rank: that holds them.
+        parameters: parameters by name.
+        seed: seed of the model.
+        rank: rank that holds them.
         divided: names of those of which every rank holds another part.
     """
     for name, tensor in parameters:

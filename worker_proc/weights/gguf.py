@@ -32,7 +32,7 @@ def read_gguf(path: Path, wants: Callable[[str], bool] = lambda name: True) -> W
     Tensors are views of the mapped files where that is possible.
 
     Args:
-        path: of the file, or of one of the parts of a model.
+        path: path of the file, or of one of the parts of a model.
         wants: whether a weight is needed.
 
     Raises:

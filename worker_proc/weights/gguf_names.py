@@ -343,8 +343,9 @@ class HfPlaces:
 
     Args:
         architecture: `general.architecture`.
-        tensor_names: of all tensors of the file.
-        num_layers: of the model, if the file has layers behind them, which predict further tokens and are left out.
+        tensor_names: names of all tensors of the file.
+        num_layers: number of layers of the model, if the file has more layers, which predict further tokens and are
+            left out.
 
     Raises:
         ConfigError: the architecture is unknown.

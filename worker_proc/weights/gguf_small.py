@@ -119,10 +119,10 @@ def _divided(
     """Return what takes blocks apart whose integers are decoded by the gguf package.
 
     Args:
-        kind: of the blocks.
+        kind: kind of the blocks.
         scales_of: returns the scales of blocks.
-        magnitudes: that the integers have, which are of both signs; `None` means all that fit `bits`.
-        bits: of a level.
+        magnitudes: allowed magnitudes of the signed integers; `None` means all that fit `bits`.
+        bits: number of bits of a level.
         offset: the level that means 0.
     """
     used = (

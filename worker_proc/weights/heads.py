@@ -24,8 +24,8 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
 
     Args:
         speculation: method and facts of the head.
-        model: with its weights.
-        max_rows: of a step.
+        model: model with loaded weights.
+        max_rows: most rows of a step.
         report: called with the fraction of the weights read so far.
 
     Raises:
@@ -51,7 +51,7 @@ def check_head(speculation: ResolvedSpeculation, model: Model, update: ModelFact
 
     Args:
         speculation: method and facts of the head so far.
-        model: on the device "meta".
+        model: model on the device "meta".
         update: the checkpoint.
 
     Raises:
@@ -92,8 +92,8 @@ def _updated_head(method: SpeculationMethod, head: ModelFacts, update: ModelFact
     """Return the files of a head whose model gets the weights of a checkpoint: its own, if they have its layer.
 
     Args:
-        method: of the head.
-        head: its files so far.
+        method: speculation method of the head.
+        head: files of the present head.
         update: the checkpoint.
     """
     if method != "mtp":

@@ -75,13 +75,13 @@ def load_model(
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
         report: called with the fraction of the weights read so far.
-        device: for the weights.
+        device: device for the weights.
         library: computes with the weights; `None` if torch does.
-        cache_dir: of octavo, for packed weights; `None` if they are not kept.
-        rank: of this worker among all.
-        group: those that share its layers; `None` if there are no others.
+        cache_dir: cache directory of octavo, for packed weights; `None` if they are not kept.
+        rank: rank of this worker among all.
+        group: ranks that share its layers; `None` if there are no others.
         exchange: the stages before and after; `None` if there are none.
-        engines: those that have the other experts; `None` if this one has all.
+        engines: engines that hold the other experts; `None` if this one has all.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a

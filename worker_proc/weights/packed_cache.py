@@ -45,10 +45,10 @@ class PackedCache:
     """The place of one model's packed weights.
 
     Args:
-        folder: of all models' files.
+        folder: folder of all models' files.
         key: everything that the content depends on.
         name: readable part of the file name.
-        max_bytes: of all files in the folder together.
+        max_bytes: size limit of all files in the folder together.
     """
 
     def __init__(self, folder: Path, key: str, name: str, max_bytes: int) -> None:
@@ -69,11 +69,11 @@ class PackedCache:
         """Return the place; None if packed weights are not kept, as for dummy weights and for torch's own packed form.
 
         Args:
-            config: whose model, dtype and quantization decide what the weights are.
-            library: which packs them.
-            cache_dir: of octavo.
-            rank: whose part of the weights it is, among those that share every layer.
-            layers: of the stage; `None` means all.
+            config: its model, dtype and quantization decide what the weights are.
+            library: library that packs them.
+            cache_dir: cache directory of octavo.
+            rank: rank whose part of the weights it is, among the ranks that share every layer.
+            layers: layers of the stage; `None` means all.
         """
         if library is None or config.model.load_format == "dummy" or not config.packed_weights_cache_bytes:
             return None

@@ -21,7 +21,7 @@ def read_weights(
     """Yield the weights of a checkpoint under their Hugging Face names, in most cases as views of mapped files.
 
     Args:
-        facts: whose `load_format` is not "dummy".
+        facts: facts of a model whose `load_format` is not "dummy".
         report: called with the fraction of bytes read so far, 0 to 1; rate-limited.
         wants: whether a tensor is needed; others are not read.
 

@@ -41,9 +41,9 @@ def read_safetensors(
     """Yield every tensor that is wanted as (name, tensor, its bytes).
 
     Args:
-        checkpoint: its files.
+        checkpoint: files of the checkpoint.
         wants: whether a tensor is needed.
-        is_quantized: its tensors may be codes and scales of 8-bit floats.
+        is_quantized: whether tensors may be codes and scales of 8-bit floats.
 
     Raises:
         ConfigError: a file is damaged, lacks tensors or holds a type that this release does not compute with.

@@ -27,9 +27,9 @@ def check_contents(checkpoint: WeightFiles, file: Path, names: Collection[str]) 
     """Raise `ConfigError` if a file lacks tensors that it holds by the index.
 
     Args:
-        checkpoint: of which the file is a part.
+        checkpoint: checkpoint that the file belongs to.
         file: of the checkpoint.
-        names: of the tensors in the file.
+        names: names of the tensors in the file.
     """
     missing = sorted(checkpoint.expected_in(file).difference(names))
     if missing and checkpoint.index is not None:

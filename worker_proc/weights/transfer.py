@@ -32,9 +32,9 @@ class TransferRank:
 
     Args:
         group: which.
-        rank: of this process; 0 is the trainer.
-        store: of the group.
-        device: on which this process computes; "gloo" moves tensors through host memory anyway.
+        rank: rank of this process; 0 is the trainer.
+        store: store of the process group.
+        device: device of this process; "gloo" moves tensors through host memory anyway.
 
     Raises:
         RuntimeError: the others have not joined in time, or the backend does not go with the device.
@@ -81,8 +81,8 @@ class WeightReceiver:
     """A worker's place in the group of a trainer, if there is one.
 
     Args:
-        rank: of the worker, from 0.
-        device: on which it computes.
+        rank: rank of the worker, from 0.
+        device: device that it computes on.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:

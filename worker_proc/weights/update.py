@@ -73,9 +73,9 @@ def check_update(config: ResolvedConfig, placement: Placement, source: Source, *
     """Compare names and shapes of weights with the model. Reads none, except quantized embeddings.
 
     Args:
-        config: of the engine.
-        placement: of its model.
-        source: of the weights.
+        config: engine configuration.
+        placement: placement of its model.
+        source: source of the weights.
         is_partial: whether it may lack tensors.
 
     Raises:
@@ -127,10 +127,10 @@ def load_update(
     """Return a model with the weights of an update.
 
     Args:
-        config: of the engine.
-        placement: of its model.
-        update: from `check_update`.
-        packer: of the model.
+        config: engine configuration.
+        placement: placement of its model.
+        update: result of `check_update`.
+        packer: packer of the model.
         store: the weights so far; each is freed when its successor arrives. `None` if there are none.
 
     Raises:
@@ -165,7 +165,7 @@ def read_new_head(speculation: ResolvedSpeculation, model: Model) -> DraftHead:
 
     Args:
         speculation: method and facts of the head.
-        model: that drafts with a head. It is not changed, and its weights are not read.
+        model: model that drafts with a head. It is not changed, and its weights are not read.
 
     Raises:
         ConfigError: as `load_head`, or these are not the weights of the model's head.

@@ -19,8 +19,8 @@ class ItemEncoder(ABC):
     """Makes rows of prompts of items, one at a time, with operations that no native program has.
 
     Args:
-        parameters: of all parts.
-        run_bytes: what the largest item takes while it is computed.
+        parameters: parameters of all parts.
+        run_bytes: bytes that the largest item takes while it is computed.
     """
 
     def __init__(self, parameters: Parameters, run_bytes: int) -> None:
@@ -40,7 +40,7 @@ class ItemEncoder(ABC):
         """Return the rows of the prompt of an item, shape RD. Runs under `torch.inference_mode()`.
 
         Args:
-            tensors: of the item.
+            tensors: tensors of the item.
             upload: copies an array to the device.
 
         Raises:

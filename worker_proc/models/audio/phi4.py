@@ -128,7 +128,7 @@ class Phi4AudioEncoder(ItemEncoder):
     products are those of cuBLAS and cuDNN.
 
     Args:
-        spec: what it is built for.
+        spec: what the model is built for.
         own: sizes.
     """
 

@@ -73,8 +73,8 @@ def read_sizes(section: Mapping[str, Any], architecture: str) -> EncoderSizes:
     """Return the sizes that `audio_config` gives.
 
     Args:
-        section: with the names of Whisper.
-        architecture: of the model, for errors.
+        section: section that uses Whisper's names.
+        architecture: architecture of the model, for errors.
 
     Raises:
         ConfigError: a value is not supported.

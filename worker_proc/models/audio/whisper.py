@@ -152,10 +152,10 @@ def assemble(
     """Make an encoder of this family; its parameters are uninitialized.
 
     Args:
-        kind: its class.
-        spec: what it is built for.
-        sizes: of its layers.
-        parameters: of all parts.
+        kind: class of the tower.
+        spec: what the model is built for.
+        sizes: sizes of its layers.
+        parameters: parameters of all parts.
         project: see `VisionTower`.
         merged: see `VisionTower`.
     """

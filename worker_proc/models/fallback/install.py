@@ -27,10 +27,10 @@ def install(
     """Replace every stand-in of a model by a tensor, or by a weight with which only products are computed.
 
     Args:
-        facts: of the model.
-        model: whose parameters are stand-ins.
-        structure: what they were used for.
-        parameters: where tensors and weights are made.
+        facts: facts of the model.
+        model: model whose parameters are stand-ins.
+        structure: how they were used.
+        parameters: creates tensors and weights.
         multiply: returns the product with a weight.
 
     Raises:

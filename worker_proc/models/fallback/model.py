@@ -130,10 +130,10 @@ class TransformersModel(Model):
     """A causal model that `transformers` builds.
 
     Args:
-        facts: of the model.
-        model: with stand-ins for its parameters.
-        structure: what they and its attention are used for.
-        parameters: of the model, empty.
+        facts: facts of the model.
+        model: model whose parameters are stand-ins.
+        structure: how they and the attention are used.
+        parameters: empty parameters of the model.
     """
 
     impl = "transformers"

@@ -127,9 +127,9 @@ class PackedParameter(Tensor):
         """Make the stand-in of a weight.
 
         Args:
-            shape: of the parameter.
-            dtype: of the parameter.
-            product: with the weight, of rows in a tensor of any shape.
+            shape: shape of the parameter.
+            dtype: type of the parameter.
+            product: multiplies the rows of a tensor of any shape with the weight.
             has_bias: whether the product adds the bias.
             table_VD: the rows, if they are looked up too.
         """

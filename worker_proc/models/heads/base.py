@@ -26,16 +26,16 @@ class DraftHead(Model):
     token p + 2. When the model has not computed a position yet, the head's own `features` take their place.
 
     Args:
-        parameters: of the head.
-        shapes: of the attention of each layer.
-        model: that it drafts for, whose embeddings it shares.
+        parameters: parameters of the head.
+        shapes: shapes of the attention of each layer.
+        model: target model, whose embeddings the draft model shares.
         first: the first layer.
         layers: the others.
-        rotary: of the attention.
-        norm: of the residual stream, before `output`; `None` if there is none.
-        output: from hidden states to logits.
+        rotary: rotary embedding of the attention.
+        norm: norm of the residual stream, before `output`; `None` if there is none.
+        output: projects hidden states to logits.
         token_ids_V: the token of each logit; `None` if all tokens have one.
-        max_rows: of a step.
+        max_rows: most rows of a step.
     """
 
     is_recordable = True

@@ -35,11 +35,11 @@ class LayerAdapters:
         parts: names in the checkpoint of the layers that are stacked into this one, and the outputs of each, here.
         shards: the part of each that this rank holds; `None` means all of it.
         is_table: whether the layer is an embedding.
-        first_id: of the table.
+        first_id: first id of the table.
         is_here: False: another pipeline stage has the layer.
         input_sharding: the ranks that divide the inputs, be it only one; `None` if they are never divided.
-        num_experts: of which each has as many parts, those of one after those of the other.
-        own_experts: those that are here; `None` if it is a layer by itself.
+        num_experts: number of experts, each with equally many parts, expert by expert.
+        own_experts: indices of the experts that are here; `None` if it is a layer by itself.
     """
 
     def __init__(

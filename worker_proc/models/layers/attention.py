@@ -20,15 +20,15 @@ class SelfAttention:
     """Queries, keys and values of each row, attention over the request so far, and the output projection.
 
     Args:
-        parameters: of the model.
-        name: of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`.
-        index: of the layer.
-        shape: of its attention.
-        width: of the residual stream.
-        rotary: which of the model's rotary embeddings rotates queries and keys; `None` if they are not rotated.
-        has_qkv_bias: of the three projections.
-        has_output_bias: of the output projection.
-        qk_norm: of each head of queries and keys alone, before they are rotated.
+        parameters: parameters of the model.
+        name: name of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`.
+        index: index of the layer.
+        shape: shape of its attention.
+        width: width of the residual stream.
+        rotary: index of the rotary embedding that rotates queries and keys; `None` if they are not rotated.
+        has_qkv_bias: whether the three projections have biases.
+        has_output_bias: whether the output projection has a bias.
+        qk_norm: norm of each single head of queries and keys, before rotation.
         row_norms: other norms of queries and of keys, before they are divided into heads; see `row_norms.py`.
         clip: queries, keys and values are limited to [-clip, clip]; `None` if they are not.
         has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.

@@ -15,12 +15,12 @@ class CrossAttention:
     Keys and values are computed once for each item, and then are in a `CrossCache`.
 
     Args:
-        parameters: of the model.
-        name: of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`, all with biases.
+        parameters: parameters of the model.
+        name: name of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`, all with biases.
         index: among the layers with cross-attention.
-        shape: of its attention, in both directions.
-        width: of the residual stream.
-        item_width: of the encoder's rows.
+        shape: shape of its bidirectional attention.
+        width: width of the residual stream.
+        item_width: width of the encoder's rows.
     """
 
     def __init__(

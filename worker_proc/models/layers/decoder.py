@@ -137,14 +137,14 @@ class DecoderModel(LayeredModel):
     """Embedding, layers, norm and output.
 
     Args:
-        parameters: of all parts.
-        shapes: of the attention of each layer; `None` if it has none.
-        embedding: of the tokens.
-        layers: in their order.
-        norm: after the last layer.
-        output: from hidden states to logits; `None` if the model pools.
-        rotaries: whose angles the layers use.
-        states: of each layer with a recurrence: see `Model`.
+        parameters: parameters of all parts.
+        shapes: shapes of the attention of each layer; `None` if it has none.
+        embedding: token embedding.
+        layers: layers in order.
+        norm: norm after the last layer.
+        output: projects hidden states to logits; `None` if the model pools.
+        rotaries: rotary embeddings whose angles the layers use.
+        states: state shapes of layers with a recurrence; see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
         after_output: applied to the logits.
         is_embedding_scaled: `after_embedding` is a part of what `transformers` calls the embedding, so it is not

@@ -11,10 +11,10 @@ class TokenEmbedding:
     """The rows of a table for token ids.
 
     Args:
-        parameters: of the model.
-        name: of the table in the checkpoint.
+        parameters: parameters of the model.
+        name: name of the table in the checkpoint.
         vocab_size: rows of the table.
-        width: of a row.
+        width: width of a row.
     """
 
     def __init__(self, parameters: Parameters, name: str, vocab_size: int, width: int) -> None:

@@ -38,7 +38,7 @@ def encoder_head(facts: ModelFacts, classifier: Callable[[int], Sequence[HeadLay
     """Return what the model applies to pooled vectors.
 
     Args:
-        facts: of the model.
+        facts: facts of the model.
         classifier: makes the layers of a classification head, given the number of classes.
 
     Raises:
@@ -89,12 +89,12 @@ class PlaceEmbedding:
     are angles has one row for all.
 
     Args:
-        parameters: of the model; the tables are `embed_positions.weight` and `embed_segments.weight`.
-        width: of a row.
+        parameters: parameters of the model; the tables are `embed_positions.weight` and `embed_segments.weight`.
+        width: width of a row.
         num_positions: rows of the table of positions; 0: there is none.
-        first_position: its row for the first token of a request.
+        first_position: row of the table for the first token of a request.
         num_segments: rows of the table of segments; 0: there is none.
-        used_segments: how many of these requests may have.
+        used_segments: number of segments that these requests may use.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class EncoderModel(LayeredModel):
     """Embeddings with their norm, and layers. The hidden states of the last one are the result.
 
     Args:
-        parameters: of all parts.
-        shapes: of the attention of each layer.
-        embedding: of the tokens.
+        parameters: parameters of all parts.
+        shapes: shapes of the attention of each layer.
+        embedding: token embedding.
         place: is added to it; `None` if nothing is.
-        norm: of the sum.
-        layers: in their order.
-        rotaries: whose angles the layers use.
-        final_norm: after the last layer; `None` if the last layer has one.
+        norm: norm of the sum.
+        layers: layers in order.
+        rotaries: rotary embeddings whose angles the layers use.
+        final_norm: norm after the last layer; `None` if the last layer includes it.
     """
 
     def __init__(

@@ -100,20 +100,22 @@ class Experts:
     """Routes every token to some experts, each a gated mlp, and adds up their outputs.
 
     Args:
-        parameters: of the model.
-        name: of the block in the checkpoint.
-        rule: how the experts are chosen.
-        width: of the residual stream.
-        inner_width: of each expert's activation.
-        names: of the parts.
-        activation: of each expert.
-        router_bias: of the router's logits.
+        parameters: parameters of the model.
+        name: name of the block in the checkpoint.
+        rule: how experts are chosen.
+        width: width of the residual stream.
+        inner_width: width of each expert's activation.
+        names: names of the parts.
+        activation: activation function of each expert.
+        router_bias: bias of the router's logits.
         choice_bias: name of a bias of the scores that only the choice depends on; `None` if there is none.
-        has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
-        latent_width: of what the experts read and write; `fc1_latent_proj` leads there from the residual stream, and
+        has_bias: whether gates, ups and downs have biases; the bias of the downs is one tensor, `<stacked_down>_bias`.
+        latent_width: width of the experts' inputs and outputs; `fc1_latent_proj` projects the residual stream to it,
+            and
             `fc2_latent_proj` back. `None` if they read and write the residual stream.
-        has_latent_bias: of these two.
-        input_rule: of one expert, whose weight multiplies what the experts read (Llama 4); `None` if they read `x`.
+        has_latent_bias: whether these two have biases.
+        input_rule: routing rule of one expert, whose weight multiplies the inputs of the experts (Llama 4); `None` if
+            experts read `x` unscaled.
     """
 
     def __init__(
@@ -262,7 +264,7 @@ class SharedExpert:
     Args:
         routed: the others, whose output is added.
         shared: computes it.
-        gate: one number for each row, whose sigmoid multiplies its output; `None` if it counts in full.
+        gate: computes one number per row, whose sigmoid scales the row's output; `None` if outputs are not scaled.
     """
 
     routed: Experts

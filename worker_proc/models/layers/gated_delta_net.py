@@ -53,12 +53,13 @@ class GatedDeltaNet:
     """Input projection, convolution, recurrence, gated norm of each head, output projection.
 
     Args:
-        parameters: of the model.
-        name: of the block; its tensors are those of `divided_projections`, `A_log`, `dt_bias`, `norm` and `out_proj`.
-        index: of the layer.
-        sizes: of the block, or of a rank's part of it.
-        width: of the residual stream.
-        eps: of the norm.
+        parameters: parameters of the model.
+        name: name of the block; its tensors are those of `divided_projections`, `A_log`, `dt_bias`, `norm` and
+            `out_proj`.
+        index: index of the layer.
+        sizes: sizes of the block, or of a rank's part of it.
+        width: width of the residual stream.
+        eps: epsilon of the norm.
 
     Raises:
         ConfigError: see `check_recurrent`.
@@ -106,7 +107,7 @@ def divided_projections(sizes: DeltaNetSizes) -> list[Rule]:
     key, the values and the gates of its value heads) and `in_proj_ba`.
 
     Args:
-        sizes: of the whole block.
+        sizes: sizes of the undivided block.
     """
     num_heads, per_key = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
 

@@ -28,14 +28,14 @@ class LatentAttention:
     """Projects rows to short vectors and queries, attends over the vectors, and projects the outputs.
 
     Args:
-        parameters: of the model.
-        name: of the block in the checkpoint.
-        index: of the layer.
-        widths: of the parts of queries and keys.
-        num_heads: of this rank.
-        width: of the residual stream.
+        parameters: parameters of the model.
+        name: name of the block in the checkpoint.
+        index: index of the layer.
+        widths: widths of the parts of queries and keys.
+        num_heads: number of heads of this rank.
+        width: width of the residual stream.
         query_rank: length of the short vector of queries; `None` if queries are projected at once.
-        has_bias: of the projections to short vectors, and of the output.
+        has_bias: whether the projections to short vectors and the output projection have biases.
     """
 
     def __init__(

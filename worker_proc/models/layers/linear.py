@@ -13,8 +13,8 @@ class Linear:
     """`x @ weight.T + bias`; usable when its weight is packed.
 
     Args:
-        weight: of the layer.
-        adapters: where those of rows are added; `None` if adapters cannot change the layer.
+        weight: weight of the layer.
+        adapters: adds the LoRA products of rows; `None` if adapters cannot change the layer.
     """
 
     def __init__(self, weight: LinearWeight, adapters: LayerAdapters | None = None) -> None:

@@ -77,19 +77,20 @@ class Mamba2Mixer:
     """Input projection, convolution, recurrence, gated norm, output projection.
 
     Args:
-        parameters: of the model.
-        name: of the block; its tensors are `in_proj`, `conv1d`, both divided by `divided_projections`, `A_log`, `D`,
+        parameters: parameters of the model.
+        name: name of the block; its tensors are `in_proj`, `conv1d`, both divided by `divided_projections`, `A_log`,
+            `D`,
             `dt_bias`, `norm` and `out_proj`.
-        index: of the layer.
-        sizes: of the block, or of a rank's part of it.
-        width: of the residual stream.
-        eps: of the norm.
+        index: index of the layer.
+        sizes: sizes of the block, or of a rank's part of it.
+        width: width of the residual stream.
+        eps: epsilon of the norm.
         norm: whether the gate comes before the norm or after it; `None` if there is a gate and no norm.
-        has_bias: of the input projection.
-        has_output_bias: of the output projection.
-        has_conv_bias: of the convolution.
-        dt_limits: of the step sizes.
-        factors: of the input projection.
+        has_bias: whether the input projection has a bias.
+        has_output_bias: whether the output projection has a bias.
+        has_conv_bias: whether the convolution has a bias.
+        dt_limits: limits of the step sizes.
+        factors: factors of the input projection.
 
     Raises:
         ConfigError: see `check_recurrent`.

@@ -14,14 +14,14 @@ class GatedMlp:
     """`down(activation(gate(x)) * up(x))`.
 
     Args:
-        parameters: of the model.
-        name: of the block; its layers are `gate_proj`, `up_proj` and `down_proj`.
-        width: of the residual stream.
-        inner_width: of the activation.
+        parameters: parameters of the model.
+        name: name of the block; its layers are `gate_proj`, `up_proj` and `down_proj`.
+        width: width of the residual stream.
+        inner_width: width of the activation.
         activation: a name in `GATED`.
-        has_bias: of all three layers.
-        has_output_bias: of `down_proj`; `None` means as `has_bias`.
-        gate_factor: of the gates, before the activation.
+        has_bias: whether the three layers have biases.
+        has_output_bias: whether `down_proj` has a bias; `None` means the same as `has_bias`.
+        gate_factor: factor of the gates, before the activation.
 
     Raises:
         ConfigError: there is a factor, and the activation is not silu.
@@ -64,13 +64,13 @@ class Mlp:
     """`down(activation(up(x)))`.
 
     Args:
-        parameters: of the model.
-        name: of the block; its layers are `fc1` and `fc2`.
-        width: of the residual stream.
-        inner_width: of the activation.
+        parameters: parameters of the model.
+        name: name of the block; its layers are `fc1` and `fc2`.
+        width: width of the residual stream.
+        inner_width: width of the activation.
         activation: a name in `PLAIN`.
-        has_bias: of both layers.
-        num_outputs: of the block; `None` means `width`.
+        has_bias: whether both layers have biases.
+        num_outputs: output width of the block; `None` means `width`.
     """
 
     def __init__(

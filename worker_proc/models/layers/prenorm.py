@@ -36,8 +36,8 @@ def llama_parameters(
     """Return the parameters of a model with Llama's names of tensors.
 
     Args:
-        facts: of the model.
-        placement: of all parameters.
+        facts: facts of the model.
+        placement: placement of all parameters.
         ignored: further patterns of names.
         rules: see `Parameters`.
         is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
@@ -70,14 +70,14 @@ def prenorm_decoder(
     """Make a decoder of blocks that are given the index and the name of their layer.
 
     Args:
-        facts: of the model, or of a rank's part of it.
-        parameters: of the model, from `llama_parameters`.
-        shapes: of the attention of each layer; `None` if it has none.
+        facts: facts of the model, or of a rank's part of it.
+        parameters: parameters of the model, from `llama_parameters`.
+        shapes: shapes of the attention of each layer; `None` if it has none.
         attention: makes the attention block of a layer.
         mlp: makes the mlp block of a layer.
-        eps: of all norms.
+        eps: epsilon of all norms.
         norm: makes a norm, given its name; `None` means root-mean-square norms in the model's type.
-        states: of each layer with a recurrence: see `Model`.
+        states: state shapes of layers with a recurrence; see `Model`.
         is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
         rotaries: `None` means the one of the configuration, over the whole head.
         after_embedding: see `DecoderModel`.

@@ -12,7 +12,7 @@ class QueryScale:
 
     Args:
         floor_scale: positions that share a factor.
-        attn_scale: how much the factor grows.
+        attn_scale: growth of the factor.
     """
 
     def __init__(self, floor_scale: int, attn_scale: float) -> None:

@@ -129,8 +129,8 @@ class AxisRotary(Rotary):
     are the same, and it looks them up by position as others do.
 
     Args:
-        inverse_frequencies_C: of the pairs.
-        magnitude: of the scaling.
+        inverse_frequencies_C: inverse frequencies of the pairs.
+        magnitude: factor of the scaling.
         axes_C: the axis of each pair.
     """
 
@@ -178,11 +178,11 @@ def rotary_from_config(
     `rope_theta`.
 
     Args:
-        config: of the model.
-        head_dim: of a head.
+        config: model configuration.
+        head_dim: size of a head.
         default_theta: the base if none is given.
         default_partial: the share of a head that is rotated, if none is given.
-        layer_type: for which the angles are, if `rope_parameters` has some for each type of layer.
+        layer_type: type of layer that the angles are for, if `rope_parameters` has one entry per type.
 
     Raises:
         ConfigError: a scaling that is not supported, or one whose values are missing or unknown.

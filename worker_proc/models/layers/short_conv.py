@@ -16,12 +16,12 @@ class ShortConv:
     """`out(c * convolution(b * x))`, where b, c and x are projections of a row.
 
     Args:
-        parameters: of the model.
-        name: of the block; its layers are `in_proj`, `conv` and `out_proj`.
-        index: of the layer.
+        parameters: parameters of the model.
+        name: name of the block; its layers are `in_proj`, `conv` and `out_proj`.
+        index: index of the layer.
         width: of the residual stream; ranks divide the channels of the convolution.
         conv_width: inputs of the convolution.
-        has_bias: of all layers.
+        has_bias: whether the layers have biases.
 
     Raises:
         ConfigError: see `check_recurrent`.

@@ -58,8 +58,8 @@ class ClipConfig:
         """Read `vision_config`.
 
         Args:
-            section: to read.
-            defaults: for sizes that it lacks.
+            section: section to read.
+            defaults: values for missing sizes.
             has_class_token: whether one comes before the patches.
             unused: keys that change nothing.
 
@@ -110,7 +110,7 @@ class ClipConfig:
         """Return a sequence: a row of zeros for the class token, if there is one, and the patches of a picture.
 
         Args:
-            pixels_CHW: of the tower's size.
+            pixels_CHW: pixels of the tower's size.
             first: position from which on results are rows of the prompt.
 
         Raises:
@@ -182,9 +182,9 @@ class ClipEmbedding:
     in the positions of patches.
 
     Args:
-        parameters: of the tower.
-        config: of the tower.
-        has_bias: of patches.
+        parameters: parameters of the tower.
+        config: tower configuration.
+        has_bias: whether the patch projection has a bias.
         has_norm: whether a norm follows.
     """
 
@@ -221,11 +221,11 @@ def clip_layers(
     """Make the first layers of the tower.
 
     Args:
-        parameters: of the tower.
-        config: of the tower.
-        num_layers: how many.
+        parameters: parameters of the tower.
+        config: tower configuration.
+        num_layers: number of layers.
         norm: makes one before a block by its name; `None` means a layer norm.
-        has_qkv_bias: of queries, keys and values.
+        has_qkv_bias: whether the projections of queries, keys and values have biases.
         row_norms: makes those of queries and keys by the name of their block; `None` if there are none.
     """
     norm = norm or (lambda name: LayerNorm.new(parameters, name, config.width, config.eps))

@@ -73,10 +73,10 @@ class LayerScale:
     """Multiplies the rows of a linear layer by factors, which are a tensor of their own in checkpoints.
 
     Args:
-        names: of the model.
+        names: names of the model.
         factors: name of that tensor, without prefix.
         layer: name of the layer in checkpoints.
-        own: its name here.
+        own: its name in the model.
     """
 
     def __init__(self, names: TensorNames, factors: str, layer: str, own: str) -> None:

@@ -57,10 +57,10 @@ def assemble(kind: type[Tower], spec: TowerSpec, config: CheckedConfig, layer: i
     """Make a tower of this family; its parameters are uninitialized.
 
     Args:
-        kind: its class.
-        spec: what it is built for.
-        config: of the model; the caller rejects what is unread.
-        layer: whose results are read, if `config` does not tell; as `vision_feature_layer`.
+        kind: class of the tower.
+        spec: what the model is built for.
+        config: model configuration; the caller rejects keys that were not read.
+        layer: layer whose results are read, in the form of `vision_feature_layer`, if `config` does not say.
 
     Raises:
         ConfigError: something in the configuration is not supported.

@@ -179,12 +179,12 @@ def assemble(
     """Make a tower of this family.
 
     Args:
-        kind: its class.
-        spec: what it is built for.
-        own: its sizes.
+        kind: class of the tower.
+        spec: what the model is built for.
+        own: sizes of this rank's part.
         norm: makes one of its width by its name.
         mlp: makes that of a layer by its name.
-        shapes: of the attention of each layer.
+        shapes: shapes of the attention of each layer.
         max_parts: see `VisionTower`.
 
     Raises:

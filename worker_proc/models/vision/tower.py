@@ -85,16 +85,16 @@ class VisionTower(LayeredModel):
     """Layers over patches, and a projector.
 
     Args:
-        parameters: of all parts.
-        shapes: of the attention of each layer.
-        width: of the residual stream.
+        parameters: parameters of all parts.
+        shapes: shapes of the attention of each layer.
+        width: width of the residual stream.
         patch_width: numbers of a patch.
         max_item_rows: most patches of an image.
         max_parts: most parts (`Patches.part_lengths`) of a run whose sequences have several; 0: they have one.
         table_widths: numbers of a patch in each of `Patches.tables`.
-        embed: from patches and positions to the residual stream.
-        layers: in their order.
-        project: from the residual stream to rows of the prompt, or to what `merged` reads.
+        embed: maps patches and positions to the residual stream.
+        layers: layers in order.
+        project: maps the residual stream to rows of the prompt, or to the input of `merged`.
         library: computes; `None` if torch does.
         merged: makes rows of the prompt of several results; `None` if each is one.
     """
@@ -143,8 +143,8 @@ class VisionTower(LayeredModel):
         """Return the rows of the prompt of an item.
 
         Args:
-            rows_RD: of all its sequences one after the other, and of `MergedProjection.learned_XD`.
-            tensors: of the item.
+            rows_RD: rows of all its sequences, one after another, and those of `MergedProjection.learned_XD`.
+            tensors: tensors of the item.
         """
         return rows_RD
 

@@ -19,9 +19,9 @@ class GraphForward:
 
     Args:
         graphs: compute.
-        stream: of the device.
-        cache_buffers: of keys and values.
-        max_size: of any step.
+        stream: stream of the device.
+        cache_buffers: buffers of keys and values.
+        max_size: largest size of a step.
     """
 
     programs = None

@@ -76,15 +76,15 @@ class StepGraphs:
     by `capture` alone. A step without a graph launches its kernels one by one.
 
     Args:
-        model: with its weights on the stream's device.
+        model: model with its weights on the stream's device.
         layers: the attention of the model's layers, with the cache.
         attention: of each cache group, and behind them cross-attention if the model has any; planned for each step,
             and read from `buffer`.
         block_tables: block_table_RP of each cache group, int32; what its attention reads.
-        stream: of the device.
-        table: of the slots.
-        buffer: for the metadata of steps.
-        sizes: of the graphs.
+        stream: stream of the device.
+        table: table of the slots.
+        buffer: holds the metadata of steps.
+        sizes: sizes of the graphs.
         stages: through which the model exchanges rows with the stages before and after; `None` if it has all layers.
         plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
             that attend in both directions; `None` if it has none. Such a step has no graph.
@@ -238,7 +238,7 @@ class StepGraphs:
         They compute a token of the idle slot, which has no effect. Must not be called between `stage` and `sample`.
 
         Args:
-            size: of the step.
+            size: size of the step.
             changes_logits: whether steps sample from changed logits, too.
 
         Blocks until: all of it is finished.

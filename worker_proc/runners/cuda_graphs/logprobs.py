@@ -97,8 +97,8 @@ class LogprobReporter:
     """Computes logprobs of the latest step; nothing waits for the device.
 
     Args:
-        graphs: which have computed the step.
-        stream: of the device.
+        graphs: graphs that computed the step.
+        stream: stream of the device.
     """
 
     def __init__(self, graphs: StepGraphs, stream: Stream) -> None:
@@ -123,8 +123,8 @@ class LogprobReporter:
         """Take the values to report before sampling changes the counts of the requests.
 
         Args:
-            samples: of the step, of which some report logprobs.
-            table: of the slots.
+            samples: samples of the step, some of which report logprobs.
+            table: table of the slots.
             raw_NV: the model's logits, float32.
             drawn_from_NV: the logits that tokens are drawn from.
         """

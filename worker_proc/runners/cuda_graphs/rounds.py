@@ -35,11 +35,11 @@ class DraftGraphs(StepGraphs):
     further one.
 
     Args:
-        model: that drafts.
-        table: of the slots.
-        block_size: of the cache.
-        vocab_size: of the model that it drafts for.
-        rest: as for `StepGraphs`.
+        model: the draft model or head.
+        table: table of the slots.
+        block_size: block size of the cache.
+        vocab_size: vocabulary size of the model that it drafts for.
+        rest: see `StepGraphs`.
     """
 
     def __init__(self, model: Model, table: GroupTable, block_size: int, vocab_size: int, **rest: Any) -> None:
@@ -59,8 +59,8 @@ class DraftGraphs(StepGraphs):
         """Send what the rounds begin with: a step of one row of each request, before its first round.
 
         Args:
-            inputs: of the positions before.
-            samples: of the first drafts: rows of the step that was computed last.
+            inputs: inputs of the positions before.
+            samples: samples of the first drafts: rows of the latest step.
         """
         num = len(samples.rows_N)
         captured = None if self.is_eager else self._captured(GraphKind.ROUNDS, num)
@@ -152,14 +152,14 @@ class DeviceRounds:
     """See `octavo.worker_proc.runners.rounds.DraftRounds`.
 
     Args:
-        model: that drafts.
-        forward: of it, over its cache.
-        graphs: of `forward`.
-        runner: of the model that it drafts for.
-        table: of the slots.
-        stream: of the device.
+        model: the draft model or head.
+        forward: its `Forward`, over its cache.
+        graphs: graphs of `forward`.
+        runner: runner of the model that it drafts for.
+        table: table of the slots.
+        stream: stream of the device.
         group: the cache group of the model whose blocks it uses.
-        batch: of the requests.
+        batch: batch of the requests.
     """
 
     def __init__(

@@ -76,15 +76,15 @@ class CudaGraphRunner:
     Args:
         table: the batch as the device knows it.
         graphs: compute.
-        stream: of the device.
-        cache_bytes: of keys, values and states.
-        cache_buffers: of keys and values.
-        max_size: of any step.
-        given_rows: of the model.
-        step_angles: of the model.
-        cross: of a model with cross-attention.
+        stream: stream of the device.
+        cache_bytes: bytes of keys, values and states.
+        cache_buffers: buffers of keys and values.
+        max_size: largest size of a step.
+        given_rows: `given_rows` of the model.
+        step_angles: `step_angles` of the model.
+        cross: cross-attention cache of a model that has one.
         changes_logits: whether `sample` may be given `change_logits`.
-        state_buffers: of recurrent states.
+        state_buffers: buffers of recurrent states.
     """
 
     max_in_flight = NUM_HOST_BUFFERS

@@ -75,9 +75,9 @@ class GraphSizes:
         """Return the sizes up to limits.
 
         Args:
-            max_requests: of a decode, or its tokens if some are drafts; 0 for no graphs.
-            max_tokens: of any step.
-            unpadded: of the model's products.
+            max_requests: most requests of a decode step, or its most tokens if some are drafts; 0 for no graphs.
+            max_tokens: most tokens of a step.
+            unpadded: unpadded sizes of the model's products.
         """
         if not max_requests:
             return cls(Sizes(()), Sizes(()), Sizes(()))

@@ -36,7 +36,7 @@ class SlotMemory:
     Args:
         columns: with unique names.
         num_slots: rows.
-        device: of the memory.
+        device: device of the memory.
     """
 
     def __init__(self, columns: Sequence[Column], num_slots: int, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class SlotMemory:
         A later write with the same start replaces an earlier one; other writes must not overlap.
 
         Args:
-            name: of the column.
+            name: name of the column.
             slot: row of the column.
             values: the new numbers.
             start: index of the first one.

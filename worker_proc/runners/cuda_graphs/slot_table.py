@@ -60,10 +60,11 @@ class SlotTable:
     through `RequestTable.lists_L2`, which stays where it is, as everything else does.
 
     Args:
-        num_slots: of the batch.
+        num_slots: number of slots of the batch.
         widths: capacity of the lists.
-        device: of the table.
-        segment_labels: of each cache group, with a row for each slot and for padding. Only the host has them.
+        device: device of the table.
+        segment_labels: segment labels of each cache group, with a row for each slot and for padding. Only the host has
+            them.
         max_drafts: most tokens that a device drafts to follow those of a slot.
     """
 
@@ -172,7 +173,7 @@ class GroupTable:
     """The slots of a batch as what drafts for them sees them: the blocks of one cache group, and its own last tokens.
 
     Args:
-        table: of the runner.
+        table: table of the runner.
         group: the cache group of its model.
     """
 

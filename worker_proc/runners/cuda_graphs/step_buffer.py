@@ -45,9 +45,9 @@ class StepBuffer:
     """The buffers of all steps.
 
     Args:
-        stream: of the device.
-        max_size: of any step.
-        num_attention_words: of the attention plans of all cache groups together.
+        stream: stream of the device.
+        max_size: largest size of a step.
+        num_attention_words: size of the attention plans of all cache groups together, in words.
         num_groups: KV cache groups.
         has_states: whether the model has recurrent states.
     """

@@ -38,8 +38,8 @@ class StepUpload:
 
     Args:
         attention: of each cache group, and behind them cross-attention; its plans are part of a step.
-        table: of the slots, whose changes go along.
-        buffer: of the host and the device.
+        table: table of the slots, whose changes are sent along.
+        buffer: step buffers of the host and the device.
         has_states: whether the model has recurrent states.
     """
 

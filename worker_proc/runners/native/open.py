@@ -59,7 +59,7 @@ def build_programs(
     Args:
         model: shared, not copied.
         config: sizes of a step and of a block, types, threads.
-        num_blocks: of the cache.
+        num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
         num_states: slots for the states of layers with a recurrence.
         min_logits: rows that one call of `logits` must hold, if these are more than `max_num_seqs`.

@@ -26,12 +26,12 @@ class NativePrograms:
     A pipeline stage that passes its rows on has one program.
 
     Args:
-        library: where the operations are.
+        library: library that has the operations.
         model: recorded here.
-        layouts: of the cache, for each of its groups.
-        num_blocks: of the cache.
-        bounds: of the steps.
-        states: of layers with a state; `None` if there are none.
+        layouts: cache layout of each group.
+        num_blocks: number of blocks of the cache.
+        bounds: bounds of the steps.
+        states: states of layers with a state; `None` if there are none.
     """
 
     def __init__(

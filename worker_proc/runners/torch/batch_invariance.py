@@ -36,8 +36,8 @@ def check_batch_invariance(model: Model, config: ResolvedConfig) -> str:
     """Return the first module of a `TransformersModel` whose rows have other bits in other steps; "": all are equal.
 
     Args:
-        model: with its weights.
-        config: of its cache.
+        model: model with loaded weights.
+        config: configuration of its cache.
 
     Raises:
         ConfigError: rows depend on those of other requests by more than rounding, or positions mean something else.

@@ -30,8 +30,8 @@ class Format(Protocol):
         """Return the matrix of a layer.
 
         Args:
-            layer: its name in the checkpoint.
-            tensors: by part.
+            layer: name of the layer in the checkpoint.
+            tensors: tensors by part.
 
         Raises:
             ConfigError: a tensor is missing, or does not fit the others or the configuration.
@@ -49,15 +49,15 @@ class StackFormat(Protocol):
         """Return the name of the stack, and the part, of each tensor of a quantized stack.
 
         Args:
-            names: of all tensors of the checkpoint.
+            names: names of all tensors of the checkpoint.
         """
 
     def stack(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
         """Return a stack.
 
         Args:
-            name: of it in the checkpoint.
-            tensors: by part, each with the experts as first dimension.
+            name: its name in the checkpoint.
+            tensors: tensors by part, each with the experts as first dimension.
 
         Raises:
             ConfigError: a tensor is missing, or does not fit the others or the configuration.
@@ -69,7 +69,7 @@ def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Forma
 
     Args:
         config: `quantization_config` of config.json.
-        metadata: of its files.
+        metadata: metadata of its files.
 
     Raises:
         ConfigError: a field asks for something that octavo does not have.
@@ -140,8 +140,8 @@ class Assembly:
     """Collects the tensors of quantized layers.
 
     Args:
-        form: of the checkpoint.
-        names: of all its tensors.
+        form: format of the checkpoint.
+        names: names of all tensors.
     """
 
     def __init__(self, form: Format, names: Collection[str]) -> None:
@@ -220,7 +220,7 @@ def read_quantized(
     """Yield the tensors and matrices that are wanted, with the bytes that were read for each.
 
     Args:
-        checkpoint: its files.
+        checkpoint: files of the checkpoint.
         config: `quantization_config` of config.json.
         wants: whether a tensor is needed, by its name without quantization.
 

@@ -66,8 +66,8 @@ def integer_matrix(layer: str, tensors: Mapping[str, Tensor], group_size: int) -
     """Return the matrix of a layer.
 
     Args:
-        layer: its name.
-        tensors: by part.
+        layer: name of the layer.
+        tensors: tensors by part.
         group_size: inputs that share a scale; -1: all.
 
     Raises:

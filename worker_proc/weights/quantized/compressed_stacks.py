@@ -25,7 +25,7 @@ def places_in_stacks(names: Collection[str], parts: Collection[str]) -> dict[str
     """Return the stack and the part of each tensor of a quantized stack; see `StackFormat.places_in_stacks`.
 
     Args:
-        names: of all tensors of the checkpoint.
+        names: names of all tensors of the checkpoint.
         parts: all names behind that of a layer.
     """
     spellings = {f"_{part.removeprefix('weight_')}": part for part in parts if part.startswith("weight_")}
@@ -49,8 +49,8 @@ def stack_of(
     """Return the matrices of all experts of a layer.
 
     Args:
-        name: of the stack.
-        tensors: by part.
+        name: name of the stack.
+        tensors: tensors by part.
         matrix: makes one of a layer's name and its tensors.
 
     Raises:

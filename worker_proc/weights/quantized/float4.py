@@ -24,11 +24,11 @@ def float4_matrix(
     """Return a matrix of 4-bit floats.
 
     Args:
-        layer: its name.
+        layer: name of the layer.
         packed: uint8 (outputs, inputs / 2).
         scale_OG: floats, or exponents in uint8.
-        divisor: of all scales, one number (compressed-tensors' NVFP4).
-        factor: of all scales, one number (ModelOpt's NVFP4).
+        divisor: divisor of all scales, one number (compressed-tensors' NVFP4).
+        factor: factor of all scales, one number (ModelOpt's NVFP4).
 
     Raises:
         ConfigError: the tensors do not fit one another.

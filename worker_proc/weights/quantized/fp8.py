@@ -139,12 +139,12 @@ def float8_matrix(
     """Return a matrix of 8-bit floats.
 
     Args:
-        layer: its name.
+        layer: name of the layer.
         weight_OI: the codes.
         scale: one number, or one for each output, group of inputs, or block.
         block: outputs and inputs of a block; `None` if there are none.
-        rows: how they are to be quantized.
-        row_scale: of all rows.
+        rows: how rows are quantized.
+        row_scale: scale of all rows.
 
     Raises:
         ConfigError: the weight has another type.

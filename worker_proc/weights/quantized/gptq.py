@@ -116,11 +116,11 @@ def integer_matrix(
     """Return the matrix of a layer.
 
     Args:
-        layer: its name.
-        tensors: by part.
+        layer: name of the layer.
+        tensors: tensors by part.
         bits: 2, 3, 4 or 8.
         group_size: inputs that share a scale; -1: all.
-        zero_bias: what stored zero points lack.
+        zero_bias: number to add to stored zero points.
 
     Raises:
         ConfigError: a tensor is missing.

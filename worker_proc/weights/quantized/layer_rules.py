@@ -89,8 +89,8 @@ def first_match(rules: Mapping[str, T], layer: str, matches: Callable[[str, str]
     """Return the value of the first rule whose key matches a layer; the order is that of the configuration.
 
     Args:
-        rules: by key.
-        layer: its name.
+        rules: rules by key.
+        layer: name of the layer.
         matches: takes a key and the layer.
         default: if no key matches.
     """

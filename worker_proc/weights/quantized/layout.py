@@ -93,8 +93,8 @@ def quantize_dummy(weights: Iterable[LinearWeight], layout_of: Callable[[str], L
     """Give the weights that a configuration quantizes made-up levels.
 
     Args:
-        weights: of the linear layers that are here.
-        layout_of: of a layer, by its name in checkpoints; `None` if it is not quantized.
+        weights: weights of the linear layers that are here.
+        layout_of: returns the layout of a layer, given its name in checkpoints; `None` if it is not quantized.
         key: the same one gives the same numbers.
     """
     for weight in weights:
