@@ -1,1 +1,1 @@
-"""Computes: model, KV tensors and sampling of one rank. Decides nothing about requests, blocks or budget."""
+"""Model execution of one rank: the model, its KV tensors and sampling. Makes no decisions about requests or blocks."""

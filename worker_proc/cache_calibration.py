@@ -1,6 +1,6 @@
-"""Measures the scales of keys and values in the cache (`--calculate-kv-scales`): a fixed prompt, in full precision.
+"""Measure the scales of cached keys and values (`--calculate-kv-scales`) with a fixed prompt, in full precision.
 
-Stores nothing: the same weights give the same scales, so a replaced worker measures them again.
+Nothing is stored: the same weights give the same scales, so a replaced worker measures them again.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from octavo.worker_proc.weights.cache_scales import CacheScales
 logger = logging.getLogger(__name__)
 
 MAX_TOKENS = 512
-"""Of the prompt; fewer if a step or a request cannot have as many."""
+"""Most tokens of the prompt. The prompt is shorter if a step or a request cannot have as many."""
 _BLOCK_SIZE = 16
 _LARGEST = 448.0
-"""Largest number of E4M3."""
+"""Largest number of the E4M3 type."""
 _MARGIN = 2.0
-"""Other prompts may have keys and values this many times larger before they are clamped. A float loses no precision by
-it, except next to zero."""
+"""Headroom: keys and values of other prompts may be larger by this factor before they are clamped. It costs a float no
+precision, except next to zero."""
 _HINT = "leave out --calculate-kv-scales, or use --kv-cache-dtype auto"
 
 
 @torch.inference_mode()
 def measure_cache_scales(model: Model, config: ResolvedConfig, stream: Stream | None) -> CacheScales:
-    """Return scales for all layers of a model that are here. Blocks until: all ranks have measured theirs.
+    """Return scales for all layers of this rank. Blocks until all ranks have measured theirs.
 
     A scale is a power of two, so that it does not change with the last bits of a sum, and the same on every rank.
 
     Raises:
-        ConfigError: the model computes keys or values that are no numbers.
-        MemoryError, RuntimeError: there is no memory for the prompt.
+            ConfigError: the model computes keys or values that are not finite.
+            MemoryError, RuntimeError: not enough memory for the prompt.
     """
     largest = _largest_numbers(model, config, stream)
     placement = model.parameters.placement
@@ -79,7 +79,7 @@ def calibration_tokens(vocab_size: int, count: int) -> list[int]:
 
 
 def _largest_numbers(model: Model, config: ResolvedConfig, stream: Stream | None) -> torch.Tensor:
-    """Return the largest magnitudes of keys and values by layer, in the order of their numbers: (layers, 2)."""
+    """Return the largest magnitudes of keys and values by layer, in the order of layer indices: shape (layers, 2)."""
     num_tokens = _num_tokens(config)
     blocks_each = -(-num_tokens // _BLOCK_SIZE)
     num_groups, has_states = len(model.cache_groups), model.state_group is not None

@@ -1,6 +1,6 @@
-"""Measures the facts that the core plans memory with: weights, the peak of a step, the size of a block.
+"""Measure the facts that the core plans memory with: weights, peak memory of a step, size of a block.
 
-Plans nothing itself and leaves nothing behind: measured steps have a cache and a batch of their own.
+Plans nothing itself and leaves nothing behind: the measured steps use a cache and a batch of their own.
 """
 
 from importlib import metadata
@@ -33,7 +33,7 @@ def measure(
         model: model with loaded weights.
         device: device that holds the model.
         config: sizes of a step.
-        rank: rank of this worker.
+            rank: rank of this worker.
         free_bytes: free memory before the weights were loaded.
         adapters: fills the slots of LoRA adapters; `None` if there are none.
 
@@ -64,7 +64,8 @@ def measure(
 
 
 def _cpu_kernels(model: Model) -> str:
-    """Return what was found on this machine: it may have no compiler, or a library of a lower level."""
+    """Return which kernels this machine uses. It may have no compiler, or a library of a lower instruction set
+    level."""
     kernels = f"native {model.library.isa}" if model.library else f"torch {torch.__version__}"
     if model.impl == "octavo":
         return kernels
@@ -72,9 +73,9 @@ def _cpu_kernels(model: Model) -> str:
 
 
 def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:
-    """Return what the core needs to know about the cache groups of a model: that of states is the last one."""
+    """Return what the core needs to know about the cache groups of a model. The group of states is the last one."""
     is_native = model.library is not None
-    # A head has keys in any block that the model has.
+    # Every block of the model holds keys for a draft head.
     head_groups = model.head.cache_groups if model.head else ()
     head_bytes = sum(kv_block_bytes(config, group, is_native=is_native) for group in head_groups)
     specs = [
@@ -87,7 +88,7 @@ def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSp
 
 
 def _group_spec(group: CacheGroup, block_bytes: int) -> CacheGroupSpec:
-    # Attention in both directions reads all keys in the only step of a request.
+    # Bidirectional attention reads all keys in the only step of a request.
     window = group.shape.window if group.shape.is_causal else None
     return CacheGroupSpec(
         kind="full" if window is None else "chunk" if group.shape.is_chunked else "window",

@@ -1,7 +1,8 @@
 """A process that imports what a worker needs, and then forks a worker for each request of a core.
 
-`protocol/fork_server.py` starts it and says what is sent; `core_proc/workers/fork_server.py` sends requests. No thread
-may run here: a forked process has only the thread that called `fork`, and locks that others held would stay locked.
+`protocol/fork_server.py` starts it and defines its messages; `core_proc/workers/fork_server.py` sends requests. This
+process must have no other threads: a forked process has only the thread that called `fork`, and locks that other
+threads held would stay locked.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from octavo.worker_proc.__main__ import main as worker_main
 
 _STATUS = struct.Struct("<i")
 LOOK_INTERVAL_S = 0.2
-"""How often the server looks during its import whether its owner lives."""
+"""Seconds between two checks, during the import, that the owner of the server is alive."""
 
 _STDIN, _STDOUT, _STDERR = range(3)
 
@@ -38,17 +39,19 @@ _STDIN, _STDOUT, _STDERR = range(3)
 @dataclass(frozen=True)
 class _Worker:
     connection: int
-    """The descriptor on which it was asked for."""
+    """Descriptor of the connection that requested the worker."""
     status: int
-    """The pipe on which its end is reported."""
+    """Pipe on which the exit status is reported."""
 
 
 class ForkServer:
-    """Forks workers and reports their ends. Those of a connection die with it, and the server after the last one.
+    """Fork workers and report their exits. Workers are killed when their connection closes.
+
+    The server exits after the last connection has closed.
 
     Args:
         first: descriptor of the first connection.
-        idle_s: seconds that the server stays without any other connection; 0: until the first connection closes.
+        idle_s: seconds that the server stays without any connection. 0: it exits when the first connection closes.
     """
 
     def __init__(self, first: socket.socket, idle_s: float) -> None:
@@ -56,7 +59,7 @@ class ForkServer:
         self._connections = {self._first: first}
         self._idle_ms = int(1000 * idle_s) or None
         self._workers: dict[int, _Worker] = {}
-        """By process id."""
+        """Workers by process id."""
         self._ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         for descriptor in (self._first, self._ended):
@@ -70,7 +73,7 @@ class ForkServer:
             is_idle = self._connections.keys() == {self._first}
             ready = self._poll.poll(self._idle_ms if is_idle else None)
             if not ready:
-                # Whoever sends from now on is told. What was sent before is still read, and then the end of file.
+                # New senders are refused from now on. Earlier messages are still read, up to the end of file.
                 self._connections[self._first].shutdown(socket.SHUT_RD)
             for descriptor, _ in ready:
                 if descriptor == self._ended:
@@ -102,7 +105,7 @@ class ForkServer:
             os.close(descriptor)
 
     def _disconnect(self, connection: int) -> None:
-        """Kill the workers of a core that is gone: they end by themselves only if they are not stopped."""
+        """Kill the workers of a core that is gone. A stopped worker would not end by itself."""
         self._poll.unregister(connection)
         self._connections.pop(connection).close()
         for pid, worker in self._workers.items():
@@ -110,7 +113,7 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Report the workers that have ended."""
+        """Report the workers that have exited."""
         for pid, worker in list(self._workers.items()):
             ended, state = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -119,7 +122,7 @@ class ForkServer:
                 os.close(worker.status)
 
     def _close(self) -> None:
-        """Close everything that belongs to this process, in a worker."""
+        """Close everything that belongs to the server. Called in a new worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for connection in self._connections.values():
@@ -129,25 +132,25 @@ class ForkServer:
 
 
 def _report(status: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the core has given the worker up
+    with contextlib.suppress(BrokenPipeError):  # the core no longer waits for the worker
         os.write(status, _STATUS.pack(number))
 
 
 def become_worker(file: int, stdin: int, stderr: int, control: int, *inherited: int) -> NoReturn:
-    """Continue as a worker that was started by name.
+    """Continue as if this worker had been started by name.
 
     Args:
-        file: the descriptor of a file with the `ForkRequest`, and behind it the launch spec.
-        stdin: standard input.
-        stderr: standard error of the worker.
-        control: the control pipe.
-        inherited: inherited descriptors, in the order of the request.
+        file: descriptor of a file that holds the `ForkRequest`, followed by the launch spec.
+        stdin: descriptor that becomes standard input.
+        stderr: descriptor that becomes standard error.
+        control: descriptor of the control pipe.
+        inherited: further descriptors, in the order of the request.
     """
     (size,) = LENGTH.unpack(read_message(file, LENGTH.size))
     request = msgspec.msgpack.decode(read_message(file, size), type=ForkRequest)
     numbers = [_STDIN, _STDERR, request.control_fd, *request.inherited]
     received = [file, stdin, stderr, control, *inherited]
-    # Above all of these numbers first: a descriptor may have been received under the number of another one.
+    # First move all descriptors above these numbers: one may have been received under the number of another.
     spec_fd, *moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for descriptor in received]
     for descriptor in received:
         os.close(descriptor)
@@ -165,12 +168,12 @@ def become_worker(file: int, stdin: int, stderr: int, control: int, *inherited: 
 
 
 def main() -> None:
-    """Import, then serve."""
+    """Import what workers need, then serve."""
     descriptor, owner, dies_with_thread = map(int, sys.argv[1:4])
     idle_s = float(sys.argv[4])
     if dies_with_thread:
-        die_with_parent(owner)  # by now its parent may be gone, and another process have this one
-    # A signal for the whole process group is for the core, which stops the workers.
+        die_with_parent(owner)  # the parent may be gone already, and this process reparented
+    # The core handles a signal for the whole process group, and stops the workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     enable_dumps()
@@ -180,14 +183,14 @@ def main() -> None:
     with _ending_with(owner):
         import octavo.worker_proc.worker  # noqa: F401  (before the first fork, so that workers need not)
 
-    gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
+    gc.freeze()  # a collection in a worker would copy the pages that workers share
     ForkServer(socket.socket(fileno=descriptor), idle_s).run()
-    os._exit(0)  # what was imported takes a while to be torn down
+    os._exit(0)  # tearing the imports down would take a while
 
 
 @contextlib.contextmanager
 def _ending_with(owner: int) -> Iterator[None]:
-    """Exit when the process that has started this one is gone: during the import nobody looks at its connection."""
+    """Exit when the process that started this one is gone: nobody polls the connection during the import."""
 
     def look(number: int, frame: object) -> None:
         if os.getppid() != owner:

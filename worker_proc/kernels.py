@@ -1,4 +1,4 @@
-"""Opens the native library that the configuration selects, and binds its threads to cores."""
+"""Open the native library that the configuration selects, and bind its threads to cores."""
 
 import logging
 
@@ -21,13 +21,15 @@ def open_kernels(
 
     Args:
         config: selects kernels, number of threads and cores.
-        env: the cache directory of compiled libraries, and the compiler.
-        phase: reports a compilation as a phase of the start.
+            env: cache directory of compiled libraries, and the compiler.
+            phase: reports a compilation as a start-up phase.
         number: index of this worker among all on the machine. It takes the cores after those of lower indices.
-        has_other_nodes: auto means native, because another machine may have a compiler, and all must compute alike.
+            has_other_nodes: whether the engine has other machines. Then "auto" means native, because another machine
+                may have a
+                compiler, and all machines must use the same kernels.
 
-    Raises:
-        ConfigError: native kernels are required but not available, or a core does not exist.
+        Raises:
+            ConfigError: native kernels are required but not available, or a core does not exist.
     """
     library = _choose(config, env, phase, has_other_nodes=has_other_nodes)
     if config.cpu_binding == "none":

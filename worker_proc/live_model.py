@@ -1,6 +1,6 @@
-"""`LiveModel`: the model of a worker, whose weights change, leave and come back between steps.
+"""`LiveModel`: the model of a worker, whose weights are updated, offloaded and restored between steps.
 
-Runs no steps. It fails softly: a command about weights that cannot be carried out returns why, and the worker lives on.
+Runs no steps. A command about weights that fails returns the reason, and the worker continues.
 """
 
 import gc
@@ -38,18 +38,18 @@ from octavo.worker_proc.weights.update_source import Broadcast, Checkpoint, Sour
 logger = logging.getLogger(__name__)
 
 Adopt = Callable[[Model | None], None]
-"""Given a model, compute with it from now on; `None` to hold no reference to the present one."""
+"""Called with the model to compute with from now on, or `None` to drop every reference to the present one."""
 
 _CPU = torch.device("cpu")
 
 
 class LiveModel:
-    """One rank's model. Its memory is given up and taken again on command.
+    """One rank's model. Its memory is released and allocated again on command.
 
     Args:
         config: engine configuration.
         model: model with loaded weights.
-        adopt: called when another object takes its place.
+        adopt: called when another model object replaces the present one.
         receiver: receives weights that a trainer broadcasts.
     """
 
@@ -59,44 +59,46 @@ class LiveModel:
         self._adopt = adopt
         self.receiver = receiver
         self._store: WeightStore | None = None
-        """The weights while there is no model."""
+        """Weights while there is no model."""
         self._placement = model.parameters.placement
         self._library: NativeLibrary | None = model.library
         self._exchange = model.exchange
         self._cache_scales = model.cache_scales
         speculation = config.speculation
         self._draft_model = model.head if speculation is not None and speculation.method == "draft_model" else None
-        """It keeps its weights."""
+        """Draft model, if any. It keeps its weights."""
         self._towers = model.towers
-        """They keep their weights."""
+        """Towers of the model. They keep their weights."""
         self._head_facts = speculation.head if speculation is not None and self._draft_model is None else None
-        """The files of a head, which belongs to its model: a new model reads them again. `None` if there is none."""
+        """Files of a draft head, which belongs to its model: a new model reads them again. `None` if there is no
+        head."""
         self.stage = model.stage
-        """The layers that are here."""
+        """Layers of this pipeline stage."""
 
     @property
     def model(self) -> Model:
-        """The model; there is none between `release` and `restore`, and after a load that has failed."""
+        """The model. There is none between `release` and `restore`, and after a failed load."""
         if self._model is None:
             raise ProtocolError("a step was planned for a model without weights")
         return self._model
 
     @property
     def has_weights(self) -> bool:
-        """Whether there is a model to compute with."""
+        """Whether a model is loaded."""
         return self._model is not None
 
     @freed_memory_returns()
     @torch.inference_mode()
     def load(self, command: LoadWeights, *, in_place: bool) -> tuple[str, str]:
-        """Load the weights of a checkpoint, or only look at it.
+        """Load the weights of a checkpoint, or only check it.
 
         Args:
-            command: which.
-            in_place: keep all tensors where they are, because graphs know their addresses.
+            command: what to load.
+            in_place: keep all tensors at their addresses, because CUDA graphs refer to them.
 
         Returns:
-            Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
+            The reason of a failure, "" if there was none, and the digest of the checkpoint. A check that fails changes
+            nothing.
         """
         if self._config.media is not None:
             return "weights of models that read images are not exchanged in this release: replace the engine", ""
@@ -111,7 +113,7 @@ class LiveModel:
             digest = source.digest()
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
-                # Its memory and its files are needed before anything changes.
+                # Needs the memory and the files of the head before anything changes.
                 new_head = None if head is None else read_new_head(self._speculation_with(head), self._model)
                 overwrite(self._config, self._model, update, packer)
                 if new_head is not None:
@@ -124,15 +126,15 @@ class LiveModel:
             if not command.is_check:
                 logger.exception("weights of %s: %s", command.path or "a trainer", error)
                 if command.transfer is not None:
-                    self.receiver.leave()  # so that the trainer and the other workers learn of it
+                    self.receiver.leave()  # so that the trainer and the other workers notice
             return f"{error}{hint}", ""
         return "", digest
 
     def _checked_head(self, source: Source) -> ModelFacts | None:
-        """Return the files of the head after an update.
+        """Return the files of the draft head that the update uses.
 
         Raises:
-            ConfigError, OSError: it could not be loaded: the model would be lost.
+            ConfigError, OSError: the head cannot be loaded. Without this check the model would be lost.
         """
         if self._head_facts is None:
             return None
@@ -142,7 +144,7 @@ class LiveModel:
         return check_head(speculation, shapes, update)
 
     def _speculation_with(self, head: ModelFacts) -> ResolvedSpeculation:
-        """Return the settings of speculative decoding with a head of these files."""
+        """Return the settings of speculative decoding with these head files."""
         assert self._config.speculation is not None, "an engine that drafts with a head"
         return msgspec.structs.replace(self._config.speculation, head=head)
 
@@ -154,11 +156,11 @@ class LiveModel:
 
     @torch.inference_mode()
     def release(self, level: int) -> None:
-        """Give up the memory of weights: they move to host memory (level 1), or are dropped (2).
+        """Release the memory of weights: move them to host memory (level 1), or drop them (level 2).
 
-        On a CPU, level 1 leaves them where they are; pages that a file can bring back are given to the system.
+        On a CPU, level 1 leaves weights in place, but returns pages that a file can restore to the system.
         """
-        self._collect()  # the cache, which has been given up before
+        self._collect()  # frees the cache, which was released before
         if self._placement.device.type == "cpu" and level == 1:
             self._free()
             if self._model is not None:
@@ -172,7 +174,7 @@ class LiveModel:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        """Make a model of weights in host memory again; without any, wait for those of a `load`."""
+        """Rebuild the model from weights in host memory. Without such weights, wait for those of a `load`."""
         if self._model is not None or self._store is None:
             return
         store, self._store = self._store, None
@@ -193,7 +195,7 @@ class LiveModel:
         self._use(model, head)
 
     def _take_apart(self) -> WeightStore:
-        """Return the weights; nothing else refers to them."""
+        """Return the weights, with no other references to them."""
         model, self._model = self.model, None
         store = WeightStore.of(model)
         del model
@@ -203,7 +205,7 @@ class LiveModel:
 
     def _use(self, model: Model, head: ModelFacts | None) -> None:
         model.library, model.exchange, model.head = self._library, self._exchange, self._draft_model
-        model.cache_scales = self._cache_scales  # what the cache holds was stored with them
+        model.cache_scales = self._cache_scales  # the contents of the cache were stored with these scales
         model.towers = self._towers
         if self._config.takes_rows:
             model.take_given_rows(self._config.max_num_batched_tokens, self._config.num_deeper_rows)
@@ -216,7 +218,7 @@ class LiveModel:
         self._collect()
 
     def _collect(self) -> None:
-        """Free models in reference cycles; what is left need not be looked at again."""
+        """Free models in reference cycles. Objects that survive are excluded from later collections."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -228,7 +230,7 @@ class LiveModel:
 
 
 def _buffers(model: Model) -> list[torch.Tensor]:
-    """Return the memory of all weights that the native library has packed."""
+    """Return the memory of all weights that the native library packed."""
     buffers = []
     for packed in model.parameters.packed.values():
         native = getattr(packed.product, "packed", None)

@@ -1,6 +1,6 @@
-"""The worker after its imports: loads, measures, then executes the core's commands one by one.
+"""The worker after its imports: load, measure, then execute the core's commands one by one.
 
-Computes nothing itself: `executor` runs steps, `models` and `runners` compute them, `sampling` samples.
+Computes nothing itself: `executor` runs plans, `models` and `runners` compute steps, `sampling` samples.
 """
 
 import gc
@@ -64,11 +64,11 @@ from octavo.worker_proc.weights.transfer import WeightReceiver
 logger = logging.getLogger(__name__)
 
 ABORT_SIGNALS = 2
-"""Number of SIGTERMs that end a worker. One may go to the whole process group, and then the core drains first."""
+"""Number of SIGTERMs that end a worker. The first may go to the whole process group while the core still drains."""
 
 
 class Worker:
-    """One rank: a model, and after `AllocateCache` its cache and a batch."""
+    """One rank: a model and, after `AllocateCache`, its cache and a batch."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Worker:
         self._results = ResultPush(self._context, spec.result_address, keys)
         self._executor: PipelinedExecutor | None = None
         self._allocation: AllocateCache | None = None
-        """What will be allocated once there are weights to compute with."""
+        """Cache to allocate once there are weights."""
         self._sequence = 0
-        """Number of the latest command."""
+        """Sequence number of the latest command."""
         self._deferred: deque[WorkerCommand] = deque()
-        """Commands that arrived while a step waited for its masks; executed after it."""
+        """Commands that arrived while a step waited for its masks. They are executed after the step."""
         self._stop: StopSignal | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._subscriber.socket, zmq.POLLIN)
@@ -104,7 +104,7 @@ class Worker:
         """Load the model, measure the device unless its facts are known, subscribe to the core and report ready.
 
         Raises:
-            StartupError: with the root cause.
+            StartupError: the start failed; carries the root cause.
         """
         config = spec.config
         env = Env.read()
@@ -122,7 +122,7 @@ class Worker:
         if spec.world_size > 1 or config.is_lock_step:
             with reporter.phase("joining the other workers"):
                 peers = join_peers(spec, library, device.torch_device, env)
-                peers.meet()  # no rank takes memory before all have measured what is free
+                peers.meet()  # every rank measures its free memory before any rank allocates
         with reporter.phase("loading weights"):
             model = load_model(
                 config,
@@ -156,9 +156,9 @@ class Worker:
         return worker
 
     def run(self, stop: StopSignal) -> int:
-        """Execute commands until `StopWorker` or the second SIGTERM; returns the exit code.
+        """Execute commands until `StopWorker` or the second SIGTERM. Return the exit code.
 
-        Blocks until: then. Waiting for a command uses no processor time.
+        Blocks in a poll, so waiting uses no processor time.
         """
         self._stop = stop
         self._poller.register(stop.fileno(), zmq.POLLIN)
@@ -177,7 +177,7 @@ class Worker:
         return EXIT_OK
 
     def _wait_for_command(self) -> None:
-        """Wait for a command or a result; if nothing comes for a moment, prepare for later steps."""
+        """Wait for a command or a result. If nothing arrives for a moment, prepare for later steps."""
         if self._executor is not None:
             with self._failures_reported():
                 self._executor.on_idle(self._poller.poll)
@@ -195,14 +195,14 @@ class Worker:
             self._results.send(result)
 
     def _receive_masks(self) -> list[TokenMask]:
-        """Return the masks of the current step; commands that arrive before them are deferred.
+        """Return the masks of the current step; defer commands that arrive before them.
 
-        Blocks until: the masks or a `StopWorker` arrive.
+        Blocks until the masks or a `StopWorker` arrive.
 
         Raises:
-            ProtocolError: this process was asked to end while it waited.
+            ProtocolError: this process was told to stop while it waited.
         """
-        # No masks follow a `StopWorker`, and what is sampled without them is never read.
+        # No masks follow a `StopWorker`, and tokens sampled without them are never read.
         while not (self._deferred and isinstance(self._deferred[-1], StopWorker)):
             command = self._subscriber.receive(timeout_s=0)
             if isinstance(command, TokenMasks):
@@ -220,7 +220,7 @@ class Worker:
         return []
 
     def _close(self) -> None:
-        """Close the sockets. Blocks until: all messages are sent, or the core has closed its side."""
+        """Close the sockets. Blocks until all messages are sent or the core has closed its side."""
         if self._executor is not None:
             self._executor.close()
         self._subscriber.close()
@@ -306,7 +306,7 @@ class Worker:
 
     @property
     def _on_host(self) -> bool:
-        """Whether the host computes, so that a step needs no addresses that were captured before."""
+        """Whether the host computes. Then no captured graph depends on the addresses of weights."""
         return self._device.torch_device.type == "cpu" and self._device.stream() is None
 
     def _use_model(self, model: Model | None) -> None:
@@ -316,7 +316,7 @@ class Worker:
             self._executor.use_model(model)
 
     def _release_memory(self, level: int) -> None:
-        """Give up the cache, and memory of weights."""
+        """Release the cache, and memory of weights."""
         if self._executor is not None:
             for fd in self._executor.filenos:
                 self._poller.unregister(fd)
@@ -326,14 +326,14 @@ class Worker:
         self._live.release(level)
 
     def _allocate_late(self) -> None:
-        """Allocate the cache that was asked for before there were weights."""
+        """Allocate the cache that was requested while there were no weights."""
         if self._allocation is not None and self._live.has_weights:
             command, self._allocation = self._allocation, None
             self._allocate(command, self._live.model)
 
     @torch.inference_mode()
     def _allocate(self, command: AllocateCache, model: Model) -> None:
-        # The last number is that of the slots for states, if the model has any; the others are equal.
+        # The last number is the number of state slots, if the model has states; the others are equal.
         num_states = command.num_blocks[-1] if model.state_group else 0
         num_blocks = command.num_blocks[0] if model.cache_groups else 0
         try:
@@ -360,7 +360,7 @@ class Worker:
             self._poller.register(fd, zmq.POLLIN)
 
     def _warm_up(self, sequence: int) -> WarmedUp:
-        if self._allocation is not None:  # weights come later, and the first steps wait for what is prepared now
+        if self._allocation is not None:  # weights come later, and the first steps wait for this preparation
             return WarmedUp(sequence, self._spec.rank)
         if self._executor is None:
             raise ProtocolError("a worker was told to warm up before the cache was allocated")
@@ -379,7 +379,7 @@ class Worker:
         return WarmedUp(sequence, self._spec.rank, elapsed_s, num_graphs, graph_bytes)
 
     def _profile(self, directory: str | None) -> str:
-        """Start or stop the trace; returns the error, "" if there is none. A full disk must not end the worker."""
+        """Start or stop the trace. Return the error, "" if there is none. A full disk must not end the worker."""
         try:
             if directory is None:
                 self._trace.stop()

@@ -49,7 +49,8 @@ class GroupInputs:
     slot_mapping_T: Ints
     """Block number * block_size + offset: where each token's key and value go."""
     block_table_RP: npt.NDArray[np.int32] | None
-    """The blocks of each request in order, padded with any valid block number; contiguous. `None` if the device has its own
+    """The blocks of each request in order, padded with any valid block number; contiguous. `None` if the device has its
+    own
     copy of all block tables."""
     context_lens_R: Ints | None = None
     """Keys of each request in this group, if it reads others than the layers around it; `None` means those of

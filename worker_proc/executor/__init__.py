@@ -1,1 +1,1 @@
-"""From plans to results: one executor for every device, over a runner that computes."""
+"""Executes plans and delivers results: one executor for every device, over a runner that computes."""

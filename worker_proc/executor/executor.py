@@ -1,6 +1,6 @@
-"""Turns plans into results, in order: applies each plan to the batch and has a runner compute it.
+"""Executes plans in order: applies each plan to the batch, has a runner compute it, and delivers the result.
 
-Decides nothing and sends nothing; the command loop in `worker` does that.
+Makes no decisions and sends nothing; the command loop in `worker` does that.
 """
 
 import time
@@ -48,27 +48,29 @@ from octavo.worker_proc.speculation.draws import Drafter
 
 
 class PipelinedExecutor:
-    """Runs plans on any device, up to the runner's `max_in_flight` of them at once.
+    """Runs plans on any device, with up to `max_in_flight` (of the runner) of them in flight.
 
-    With `max_in_flight` 1 a step is over when `begin` returns. Otherwise the device computes while the host goes on:
-    a file descriptor tells when a step is over.
+    With `max_in_flight` 1, a step is over when `begin` returns. Otherwise the device computes asynchronously, and a
+    file
+    descriptor becomes readable when a step is over.
 
     Args:
         batch: the persistent batch, on the host.
-        runner: computes.
-        deliver: takes the result of each plan, in order; called from within the methods of the executor.
-        processors: change logits before tokens are sampled; `None` if the engine has none.
+        runner: computes the steps.
+        deliver: takes the result of each plan, in order. Called from within the methods of the executor.
+        processors: logits processors; `None` if the engine has none.
         adapters: fills the slots of LoRA adapters; `None` if the engine has none.
         pooler: makes vectors or scores of prompts; `None` if the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; `None` if the engine keeps none.
-        host_states: keeps checkpoints of recurrent states there; `None` if the engine keeps none.
-        store: keeps them in files or elsewhere, by way of `host_blocks`; `None` if the engine has none.
+        host_states: keeps checkpoints of recurrent states in host memory; `None` if the engine keeps none.
+        store: keeps blocks and states in files or elsewhere, through `host_blocks`; `None` if the engine has none.
         drafter: drafts tokens; `None` if the workers draft none.
-        encoder: makes rows of media; `None` if this worker encodes none.
+        encoder: encodes media; `None` if this worker encodes none.
         aligner: aligns texts with audio; `None` if the model attends to no audio.
-        repeater: the runner, if it can compute steps again whose arrays were changed in place; `None` if it cannot.
-        answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
-            sampled, and their results are empty.
+        repeater: the runner, if it can repeat steps whose arrays were changed in place; `None` if it cannot.
+        answers: whether this is the last pipeline stage, which samples. The other stages learn sampled tokens from
+            later
+            plans, and their results are empty.
     """
 
     def __init__(
@@ -96,17 +98,17 @@ class PipelinedExecutor:
         self._pooler = pooler
         self._host_blocks, self._host_states = host_blocks, host_states
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store, host_states)
-        """Fills blocks while steps go on; `None` if there is no host memory for blocks."""
+        """Fills blocks while steps run; `None` if there is no host memory for blocks."""
         self.drafter = drafter
         self._encoder, self._aligner = encoder, aligner
         self._batch = batch
         self._deliver = deliver
-        # Each of these acts on every step, and a repeated decode (`RepeatedDecode`) skips them.
+        # These act on every step; a repeated decode (`RepeatedDecode`) skips them.
         is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and answers
         self._repeater = repeater if is_plain else None
         self._repeated: RepeatedDecode | None = None
         self._multi_step: MultiStep | None = None
-        """The plan of several steps that is computed now."""
+        """Multi-step plan in progress."""
         self._in_flight: deque[InFlightStep] = deque()
         self._clock = StepClock()
         self._drafts = StepDrafts(drafter, len(batch.columns.num_known_S), is_ahead=runner.max_in_flight > 1)
@@ -116,16 +118,16 @@ class PipelinedExecutor:
 
     @property
     def filenos(self) -> list[int]:
-        """What becomes readable when `deliver_results` or `loader` has something."""
+        """File descriptors that become readable when `deliver_results` or `loader` has work."""
         watched = [self._watcher, self.loader]
         return [one.fileno() for one in watched if one is not None]
 
     @torch.inference_mode()
     def warm_up(self) -> int:
-        """Do before the first step what steps would otherwise wait for; returns the number of graphs captured.
+        """Do the work that would delay the first step. Return the number of captured graphs.
 
         Raises:
-            RuntimeError: there is no memory for it.
+            RuntimeError: not enough memory.
         """
         if self._encoder is not None:
             self._encoder.warm_up()
@@ -133,17 +135,21 @@ class PipelinedExecutor:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:
-        """Compute a plan, or have the device compute it after those before it.
+        """Compute a plan, or enqueue it on the device behind earlier plans.
 
         Args:
             plan: the step.
-            receive_masks: waits for the step's masks and returns them. Called when the results of all steps before are
-                delivered: the core builds the masks from these.
+            receive_masks: waits for the step's masks and returns them. Called after all earlier results have been
+                delivered,
+                because the core builds the masks from them.
 
-        Blocks until: one of the steps before is over, if too many are in flight; all of them, if drafts are to follow
-            (`plan.num_drafts`), if a request of this step has a mask or a bad word of several tokens, or if the engine
-            has logits processors; all of them and this step, if it verifies drafts of a draft model, or those of a head
-            with draws that are made in rounds; all of them and this plan, if it has several steps.
+        Blocks until:
+            an earlier step is over, if too many are in flight;
+            all earlier steps are over, if drafts will follow (`plan.num_drafts`), if a request of this step has a mask
+            or a
+                bad word of several tokens, or if the engine has logits processors;
+            this step is over too, if it verifies drafts of a draft model, or drafts of a head with draws in rounds;
+            this plan is over, if it has several steps.
 
         Raises:
             ProtocolError: the plan or the masks do not fit the batch.
@@ -188,11 +194,11 @@ class PipelinedExecutor:
         if self._watcher is not None:
             self._watcher.add(step.event)
         if self._watcher is None or (self.drafter is not None and step.drafts is None):
-            self.drain()  # what drafts reads what the next step overwrites
+            self.drain()  # the drafter reads what the next step overwrites
 
     @torch.inference_mode()
     def transfer_blocks(self, command: LoadBlocks | StoreBlocks) -> None:
-        """Begin to fill or to store blocks, which `loader` reports. Blocks until: the copies are made that come first.
+        """Begin to fill or store blocks; `loader` reports the end. Blocks until the immediate copies are made.
 
         Raises:
             ProtocolError: no host memory was allocated.
@@ -207,7 +213,7 @@ class PipelinedExecutor:
 
     @torch.inference_mode()
     def use_model(self, model: Model | None) -> None:
-        """See `Runner.use_model`. No step is in flight."""
+        """See `Runner.use_model`. No step may be in flight."""
         assert not self._in_flight, "a step computes with the present weights"
         self._repeated = None
         self.runner.use_model(model)
@@ -218,7 +224,7 @@ class PipelinedExecutor:
 
     @torch.inference_mode()
     def exchange_files(self, command: BlockFilesCommand, rank: int) -> str:
-        """See `BlockFiles.apply`. Blocks until: the steps before are over.
+        """See `BlockFiles.apply`. Blocks until all earlier steps are over.
 
         Raises:
             ProtocolError: the engine exchanges no blocks.
@@ -236,12 +242,12 @@ class PipelinedExecutor:
             self._finish_oldest()
 
     def drain(self) -> None:
-        """Deliver all results. Blocks until: all steps are over."""
+        """Deliver all results. Blocks until all steps are over."""
         while self._in_flight:
             self._finish_oldest()
 
     def close(self) -> None:
-        """End the threads. Blocks until: the device has finished its work, and blocks are loaded."""
+        """End the threads. Blocks until the device is idle and all block loads are complete."""
         if self._watcher is not None:
             self._watcher.close()
         if self.loader is not None:
@@ -249,7 +255,7 @@ class PipelinedExecutor:
 
     @torch.inference_mode()
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
-        """Prepare for later steps when no command has come for a moment, and stop as soon as one comes."""
+        """Prepare for later steps when no command has arrived for a moment. Stop as soon as one arrives."""
         if not self._in_flight:
             self.runner.on_idle(wait_for_command)
             for memory in (self._host_blocks, self._host_states):
@@ -275,7 +281,7 @@ class PipelinedExecutor:
             self._host_states.apply(plan.state_copies_out, plan.state_copies_in)
 
     def _end_plan(self, result: StepResult, num_tokens: int) -> None:
-        """Deliver the result of a step, or keep it for that of the plan that has several."""
+        """Deliver the result of a step. For a multi-step plan, keep it for the result of the plan."""
         if self._multi_step is not None:
             self._multi_step.add(result)
         else:
@@ -342,7 +348,7 @@ class PipelinedExecutor:
         return step
 
     def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, PendingVector]]:
-        """Return the rows of media of a step, and the vectors of requests that are an image alone, by slot."""
+        """Return the media rows of a step, and the vectors of requests that are an image alone, by slot."""
         if plan.media is None or self._encoder is None:
             return (), {}
         rows = self._encoder.rows_of_step(plan.media)
@@ -351,7 +357,7 @@ class PipelinedExecutor:
         return rows, self._encoder.vectors_of_step(plan.media)
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
-        """Return whether the host must know what the steps before have sampled before this one samples."""
+        """Return whether the host must know all earlier tokens before this step samples."""
         return self._processors is not None or bool(samples.with_trait(Trait.HAS_LONG_BAD_WORDS | Trait.HAS_TIMESTAMPS))
 
     def _change_logits(self, processors: Processors, logits_RV: Tensor, samples: Samples) -> Tensor:
@@ -378,7 +384,7 @@ class PipelinedExecutor:
         self._end_plan(step_result(step, token_ids, times, accepted, drafts, earlier), step.num_tokens)
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:
-        """Put the tokens of a step into the batch; returns which of them are tokens, None if all are."""
+        """Put the tokens of a step into the batch. Return the accepted samples; `None` if all are."""
         batch, accepted = self._batch, None
         places: Any = slice(None)
         if samples.draft_tokens is not None:
@@ -387,7 +393,7 @@ class PipelinedExecutor:
             places = accepted.places
             if step.is_known_N is not None:
                 places = places[~step.is_known_N[places]]
-        # A request without a token has failed, but its next step may have been planned already.
+        # A request without a token has failed, but its next step may already be planned.
         tokens_N = np.maximum(tokens_N, 0)
         batch.set_tokens(
             samples.slots_N[places], samples.positions_N[places], samples.admissions_N[places], tokens_N[places]

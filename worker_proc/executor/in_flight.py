@@ -1,4 +1,4 @@
-"""Steps that were begun and are not over, and the thread that notices when a device has finished one."""
+"""Steps in flight, and the thread that notices when a device has finished one."""
 
 import contextlib
 import os
@@ -36,37 +36,37 @@ class InFlightStep:
     sequence: int
     started_s: float
     num_tokens: int
-    """Rows of its forward pass."""
+    """Rows of the forward pass."""
     samples: Samples | None
-    """None: the plan schedules nothing."""
+    """Samples of the step; `None` if the plan schedules nothing."""
     output: PendingSamples | None
-    """None: nothing is sampled."""
+    """Sampled tokens; `None` if nothing is sampled."""
     prompts: Sequence[PromptChunk]
     event: DeviceEvent
-    """When it is done, `output` and `prompts` are readable."""
+    """`output` and `prompts` are readable once this event is done."""
     faults: Sequence[StepFault] = ()
     adapter_faults: Sequence[AdapterFault] = ()
     is_known_N: npt.NDArray[np.bool_] | None = None
-    """The samples whose tokens the batch knows already; `None` if it knows none."""
+    """Samples whose tokens the batch already knows; `None` if it knows none."""
     entries: StepEntries | None = None
-    """What the step computes, for the drafter."""
+    """Entries of the step, for the drafter."""
     query_starts: Ints | None = None
     alignments: Alignments | None = None
-    """Of requests that align; `None` if the step has none."""
+    """Alignments of the step's requests; `None` if there are none."""
     pooled: Sequence[PooledOutput] = ()
-    """In the order of what was sampled, once that is known."""
+    """Pooled outputs, in sample order, once known."""
     num_drafts: int = 0
     """See `StepPlan`."""
     reads_drafts: bool = False
-    """Whether the result has the ids of all drafts."""
+    """Whether the result must hold the ids of all drafts."""
     drafts: Drafts | PendingDrafts | None = None
-    """That follow it; `None` if nothing drafts, or not before its tokens are known."""
+    """Drafts that follow the step; `None` if nothing drafts, or if drafting has to wait for its tokens."""
 
 
 class EventWatcher:
-    """Makes a file descriptor readable whenever an event is done, so that one poll can wait for events and commands.
+    """Makes a file descriptor readable whenever an event is done, so that one poll waits for events and commands.
 
-    A thread waits for the events in order; it ends with `close`.
+    A thread waits for the events in order. `close` ends it.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class EventWatcher:
         return self._read_fd
 
     def add(self, event: DeviceEvent) -> None:
-        """Wait for an event, after those before it."""
+        """Enqueue an event behind earlier ones."""
         self._events.put(event)
 
     def acknowledge(self) -> None:
@@ -90,7 +90,7 @@ class EventWatcher:
             os.read(self._read_fd, 4096)
 
     def close(self) -> None:
-        """End the thread. Blocks until: the events that it waits for are done."""
+        """End the thread. Blocks until all added events are done."""
         self._events.put(None)
         self._thread.join()
         os.close(self._read_fd)
@@ -98,7 +98,7 @@ class EventWatcher:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            # A device that has failed raises here; the main thread gets the same error from the event.
+            # A failed device raises here. The main thread gets the same error from the event.
             with contextlib.suppress(RuntimeError):
                 event.wait()
             os.write(self._write_fd, b".")

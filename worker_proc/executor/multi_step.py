@@ -1,4 +1,4 @@
-"""Plans of several decode steps, which the workers take apart. The executor computes one step after another."""
+"""Plans of several decode steps. The worker splits each into steps, and the executor computes them one by one."""
 
 from collections.abc import Iterator
 
@@ -24,12 +24,12 @@ class MultiStep:
         self._batch = batch
         self._results: list[StepResult] = []
         self._running: set[int] = set(range(len(plan.scheduled)))
-        """Places of the requests that no token has ended."""
+        """Indices of the requests that no token has ended yet."""
 
     def steps(self) -> Iterator[StepPlan]:
-        """Iterate over a plan for each step, the first with all changes; ends when no request needs another one.
+        """Iterate over one plan per step; the first one carries all changes. Ends when no request needs another step.
 
-        Call `add` with the result of each before the next.
+        Call `add` with the result of each step before taking the next.
         """
         plan = self._plan
         for index in range(plan.num_steps):
@@ -40,7 +40,7 @@ class MultiStep:
                 yield StepPlan(plan.sequence, [], [], [], scheduled)
 
     def add(self, result: StepResult) -> None:
-        """Take the result of a step."""
+        """Record the result of a step."""
         self._results.append(result)
         for place in list(self._running):
             entry, token_id = self._plan.scheduled[place], result.token_ids[place]
@@ -50,7 +50,7 @@ class MultiStep:
                 self._running.discard(place)
 
     def result(self) -> StepResult:
-        """Return the result of the plan: the tokens of the first request, then those of the second one, and so on."""
+        """Return the result of the plan: all tokens of the first request, then those of the second, and so on."""
         results, places = self._results, range(len(self._plan.scheduled))
         logprobs: list[TokenLogprobs | None] = []
         if any(one.logprobs for one in results):
@@ -65,9 +65,9 @@ class MultiStep:
 
 
 def is_stop_token(spec: SamplingSpec, token_id: int, num_outputs: int) -> bool:
-    """Return whether a token ends a request, which has this many outputs with it.
+    """Return whether a token ends a request that has `num_outputs` outputs, this token included.
 
-    Only stop tokens are looked at, as in the core's `find_stop`. What else ends a request there, as a repetition or an
-    abort, wastes the remaining steps: the core drops their tokens.
+    Only stop tokens are checked, as in the core's `find_stop`. Other stops, such as a repetition or an abort, waste the
+    remaining steps: the core drops their tokens.
     """
     return num_outputs > spec.min_tokens and (token_id in spec.eos_token_ids or token_id in spec.stop_token_ids)

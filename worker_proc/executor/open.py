@@ -1,4 +1,4 @@
-"""Makes the executor of a loaded model, whatever its device: the seam for the worker and for benchmarks."""
+"""Builds the executor of a loaded model on any device: the entry point for the worker and for benchmarks."""
 
 from collections.abc import Sequence
 
@@ -50,18 +50,18 @@ def open_executor(
         model: model with its weights on the device; shared, not copied.
         config: sizes of a step and of a block, types.
         stream: stream of the device; `None` if the host computes.
-        deliver: takes the result of each plan, in order; called from within the methods of the executor.
+        deliver: takes the result of each plan, in order. Called from within the methods of the executor.
         num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
-        num_states: slots for recurrent states.
+        num_states: number of slots for recurrent states.
         num_host_blocks: number of blocks in host memory, for the contents of evicted blocks.
-        num_host_states: likewise, for checkpoints of recurrent states.
-        rank: rank, which names its files of blocks.
+        num_host_states: number of slots in host memory, for evicted checkpoints of recurrent states.
+        rank: rank, part of the names of its block files.
         processors: logits processors.
         adapters: fills the slots of LoRA adapters; `None` if the engine has none.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for it.
+            MemoryError, RuntimeError: not enough memory.
     """
     runner = open_runner(
         model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states
@@ -114,7 +114,7 @@ def open_executor(
 
 def _open_aligner(model: Model, runner: Runner) -> Aligner | None:
     if model.cross_cache is None or not isinstance(runner, HostRunner):
-        return None  # a GPU keeps no queries, and requests to align are refused
+        return None  # a GPU keeps no queries, and alignment requests are refused
     return Aligner(runner.forward, model.cross_cache, model.library)
 
 
@@ -125,7 +125,7 @@ def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:
 
 
 def _num_staging_rows(buffers: Sequence[Tensor], num_blocks: int, at_least: int) -> int:
-    """Return through how many rows contents of these buffers go to files and come from them."""
+    """Return the number of staging rows between these buffers and files."""
     return num_staging_rows(sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks), at_least)
 
 

@@ -1,4 +1,4 @@
-"""The logprobs of prompts that a step reports, chunk by chunk."""
+"""The prompt logprobs that a step reports, chunk by chunk."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,14 @@ from octavo.worker_proc.executor.runner import Runner
 
 
 def prompt_chunks(entries: Sequence[tuple[Scheduled, int]], batch: BatchState, runner: Runner) -> list[PromptChunk]:
-    """Return the logprobs that entries report of the step that `runner` has run, given with their first rows."""
+    """Return the prompt logprobs that entries report; each entry comes with its first row in the step `runner` has
+    run."""
     chunks = [_prompt_chunk(entry, first_row, batch, runner) for entry, first_row in entries]
     return [chunk for chunk in chunks if chunk is not None]
 
 
 def _prompt_chunk(entry: Scheduled, first_row: int, batch: BatchState, runner: Runner) -> PromptChunk | None:
-    """Return the logprobs of the prompt tokens that follow an entry's positions; `None` if none do."""
+    """Return the logprobs of the prompt tokens that follow an entry's positions; `None` if there are none."""
     row = batch.rows[entry.slot]
     end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
     token_ids = batch.token_ids(row, entry.start + 1, end)

@@ -1,6 +1,6 @@
-"""Decode steps that repeat: the same requests, each one token further. Their arrays are moved on in place.
+"""Decode steps that repeat: the same requests, one token later. Their arrays are advanced in place.
 
-perf: between two steps of one stream the kernels' threads wait for Python, 0.8 ms of 6 before arrays were kept
+perf: between two steps of one stream the kernel threads wait for Python: 0.8 ms of 6 ms before arrays were kept
 (docs/performance.md).
 """
 
@@ -13,7 +13,7 @@ from octavo.worker_proc.executor.runner import Samples
 
 
 class RepeatedDecode:
-    """The arrays of the last step, if the next one may be the same one token further.
+    """The arrays of the last step, if the next one may be the same one token later.
 
     Args:
         plan: plan of the last step.
@@ -27,14 +27,14 @@ class RepeatedDecode:
         self._batch = batch
         self._scheduled = plan.scheduled
         self._has_tokens = False
-        """Whether `inputs.token_ids_T` are those of the next step."""
+        """Whether `inputs.token_ids_T` holds the tokens of the next step."""
 
     @classmethod
     def of(cls, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> "RepeatedDecode | None":
-        """Return what the last step leaves; `None` if the next one cannot be the same.
+        """Return the arrays of the last step; `None` if the next step cannot repeat it.
 
-        Then it has more than one token of a request, something besides tokens and keys and values, or a request whose
-        sampling has a state that follows its tokens.
+        It cannot if a request has more than one token, if the step uses more than tokens, keys and values, or if the
+        sampling state of a request follows its tokens.
         """
         is_decode = len(samples) == len(plan.scheduled) == len(inputs.token_ids_T) and samples.draft_tokens is None
         others = (inputs.states, inputs.cross, inputs.given, inputs.axes_AT, inputs.pieces)
@@ -43,11 +43,11 @@ class RepeatedDecode:
         return cls(plan, inputs, samples, batch)
 
     def moves_on(self, plan: StepPlan) -> bool:
-        """Move the arrays on to the next tokens if `plan` says nothing else; otherwise return False."""
+        """Advance the arrays to the next tokens if `plan` changes nothing else; otherwise return False."""
         scheduled = [Scheduled(entry.slot, entry.start + 1, 1, 1) for entry in self._scheduled]
         if plan != StepPlan(plan.sequence, [], [], [], scheduled):
             return False
-        # The first position of a block is in a block that the arrays do not have.
+        # The first position of a block needs a block that the arrays lack.
         if any(entry.start % self._batch.block_size == 0 for entry in scheduled):
             return False
         self._scheduled = scheduled
@@ -62,9 +62,9 @@ class RepeatedDecode:
         return True
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Put what the step has sampled into the batch, where the next step reads it."""
+        """Append sampled tokens to the batch, where the next step reads them."""
         tokens_T = self.inputs.token_ids_T
-        # A request without a token has failed, but its next step may have been planned already.
+        # A request without a token has failed, but its next step may already be planned.
         tokens_T[:] = [max(token_id, 0) for token_id in token_ids]
         self._batch.append_sampled(self.samples.slots_N, self.samples.positions_N, tokens_T)
         self._has_tokens = True

@@ -1,4 +1,4 @@
-"""Builds the `StepResult` of a step that is over."""
+"""Builds the `StepResult` of a finished step."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from octavo.worker_proc.pooling.pooler import PendingPooled
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of a step; see `StepResult`."""
+    """Times of a step; see `StepResult`."""
 
     elapsed_s: float
     drafts_s: float = 0.0
@@ -23,7 +23,7 @@ class StepTimes:
 
 
 class StepClock:
-    """Times the steps of one executor: each lasts from the end of the one before, if it has begun by then."""
+    """Times the steps of one executor. A step begun before the previous one ended lasts from that end."""
 
     def __init__(self) -> None:
         self._last_end_s = 0.0
@@ -40,11 +40,11 @@ class StepClock:
         """Return the times of a step that ends now.
 
         Args:
-            started_s: when it was begun.
+            started_s: when the step was begun.
             sampled_s: when its tokens were known.
             earlier_drafts_s: seconds that the device spent on drafts since the end of the previous step.
-            has_drafts: whether there are drafts after it.
-            is_drafting: whether the device is still making them: a part of the next step, then.
+            has_drafts: whether drafts follow the step.
+            is_drafting: whether the device is still making these drafts. They then count as part of the next step.
         """
         end_s = sampled_s if is_drafting else time.perf_counter()
         busy_until_s = self._last_end_s + earlier_drafts_s
@@ -65,7 +65,7 @@ def step_result(
     drafts: Sequence[tuple[SlotId, IdArray]] = (),
     earlier_drafts: Sequence[tuple[SlotId, IdArray]] = (),
 ) -> StepResult:
-    """Return the answer to a plan.
+    """Return the result of a plan.
 
     Args:
         step: the finished step.
@@ -99,7 +99,7 @@ def step_result(
 
 
 def _sampled_logprobs(step: InFlightStep, token_ids: Sequence[int]) -> list[TokenLogprobs | None]:
-    """Return an entry per sampled token, [] if there is none; None where no token was sampled."""
+    """Return one entry per sampled token, `None` where no token was sampled. [] if there are no logprobs."""
     rows = None if step.output is None else step.output.logprobs()
     if rows is None:
         return []
@@ -111,7 +111,7 @@ def _sampled_logprobs(step: InFlightStep, token_ids: Sequence[int]) -> list[Toke
 
 
 def _token_logprobs(token_id: int, row: RowLogprobs) -> TokenLogprobs:
-    """Return the message form of one position's logprobs: the token first, then the most likely ones."""
+    """Return the message form of one position's logprobs: the token first, then the most likely tokens."""
     return TokenLogprobs(
         token_ids=[token_id, *row.top_token_ids],
         logprobs=[row.token_logprob, *row.top_logprobs],

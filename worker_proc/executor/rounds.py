@@ -1,9 +1,8 @@
-"""Speculative decoding: draws that depend on the tokens before them, made one after another.
+"""Speculative decoding: draws that depend on earlier tokens, made one after another.
 
 Penalties, bad words of several tokens and logits processors depend on all tokens before a draw, and some runners have
-one mask for each request. A draft becomes a token of its request only if it is right. So each round makes the draws
-whose drafts were all right, with the very state that they would find in a step of their own. Nothing has to be taken
-back.
+only one mask per request. A draft becomes a token of its request only if it is right. So each round makes the draws
+whose drafts were all right, with the same state as in a step of their own. Nothing has to be rolled back.
 """
 
 from collections.abc import Sequence
@@ -23,9 +22,10 @@ class DrawRounds:
     Args:
         samples: samples of the step; their requests have all masks of the step.
         batch: batch of these requests.
-        is_dependent_N: the samples of requests that have to know their tokens; the other ones are drawn in the first
-            round.
-    """
+            is_dependent_N: whether each sample's request must know its earlier tokens. All other samples are drawn in
+                the
+                first round.
+        """
 
     def __init__(self, samples: Samples, batch: BatchState, is_dependent_N: npt.NDArray[np.bool_]) -> None:
         assert samples.draft_tokens is not None, "draws without drafts are independent"
@@ -56,9 +56,9 @@ def draw_rounds(
     Args:
         samples: samples of the step; their requests have all masks of the step.
         batch: batch of these requests.
-        max_logits: rows of logits that there is room for. If there are more samples, a round has one of each request.
-        has_processors: whether logits processors follow the tokens of all requests.
-        masks_each_draw: whether draws that are made together may have masks of their own.
+        max_logits: maximum rows of logits. If there are more samples, a round has one sample per request.
+        has_processors: whether there are logits processors, which follow the tokens of all requests.
+        masks_each_draw: whether draws that are made together may have separate masks.
     """
     if (draft_tokens := samples.draft_tokens) is None:
         return None

@@ -325,7 +325,8 @@ class Runner(Protocol):
             has_masks: the states of some requests have a mask for this token. The host then knows the tokens of all
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
             change_logits: must be called once, or once per round.
-            rounds: to draw in, because some draws depend on the tokens before them, which are drafts; `None` means all draws
+            rounds: to draw in, because some draws depend on the tokens before them, which are drafts; `None` means all
+                draws
                 are independent.
         """
 

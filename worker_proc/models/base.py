@@ -154,7 +154,8 @@ class Model(ABC):
         self.step_angles: StepAngles | None = None
         """Where the angles of a step's rows are put; `None` if they are looked up by the positions of the rows."""
         self.adapter_rows: AdapterRows | None = None
-        """Which row of a step has which LoRA adapter, for layers outside of programs; `None` if there are no adapters."""
+        """Which row of a step has which LoRA adapter, for layers outside of programs; `None` if there are no
+        adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}
         """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
         self.segment_stride = 0

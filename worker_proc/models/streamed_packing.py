@@ -22,7 +22,8 @@ class StreamedPacking:
         self._weight_of = {name: weight for weight, names in self._missing.items() for name in names}
 
     def weight_of(self, name: str) -> LinearWeight | None:
-        """Return the weight of which a tensor that was not read yet is a part; `None` if it is none of a linear layer."""
+        """Return the weight of which a tensor that was not read yet is a part; `None` if it is none of a linear
+        layer."""
         return self._weight_of.get(name)
 
     def take(self, name: str) -> None:

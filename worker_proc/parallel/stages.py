@@ -70,7 +70,8 @@ class StageExchange(Protocol):
 
 
 def layer_of(name: str) -> int | None:
-    """Return the index of the layer that a tensor of a checkpoint belongs to; `None` if it lies before or after them."""
+    """Return the index of the layer that a tensor of a checkpoint belongs to; `None` if it lies before or after
+    them."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
 

@@ -40,7 +40,8 @@ class _Part:
     is_last: bool
     """Whether the prompt ends here."""
     vector: Callable[[], Floats] | None = None
-    """Returns what an encoder has made of the request, which is an image alone; `None` if it is made of hidden states."""
+    """Returns what an encoder has made of the request, which is an image alone; `None` if it is made of hidden
+    states."""
 
 
 @dataclass(slots=True, eq=False)

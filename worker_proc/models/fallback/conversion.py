@@ -30,7 +30,8 @@ class Conversion:
         self._names = dict.fromkeys([*structure.weights, *structure.other_names, *buffers], "")
 
     def own_name(self, name: str) -> tuple[str, str | None]:
-        """Return the model's name of a tensor, and the pattern of those that become one with it; `None` if it is alone."""
+        """Return the model's name of a tensor, and the pattern of those that become one with it; `None` if it is
+        alone."""
         own_name, pattern = rename_source_key(
             name, self._renamings, self._converters, self._model.base_model_prefix, self._names
         )

@@ -72,7 +72,8 @@ class LayerAdapters:
         self.follows_exchange = False
         """Whether `add` gets the products of all ranks together."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
-        """From the inputs and the products of the layer to products with adapters; `None` if the engine has none. A table
+        """From the inputs and the products of the layer to products with adapters; `None` if the engine has none. A
+        table
         gets token ids as inputs."""
 
     @property

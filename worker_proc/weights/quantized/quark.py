@@ -79,7 +79,8 @@ class Quark:
         config.reject_unread("quark", section=_SECTION)
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
-        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; `None` means none."""
+        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; `None` means
+        none."""
         return first_match(self._of_layers, layer, lambda pattern, name: fnmatch(name, pattern), self._of_all)
 
     def layout(self, layer: str) -> Layout | None:
