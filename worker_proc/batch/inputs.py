@@ -173,14 +173,14 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     """In the order of the model's cache groups."""
     states: StateInputs | None = None
-    """None: the model has no recurrent states."""
+    """`None` if the model has no recurrent states."""
     cross: GroupInputs | None = None
     """Where the keys lie that requests attend to beside their own; `None` if the model has no cross-attention."""
     given: GivenInputs | None = None
-    """None: all rows are looked up by their token ids."""
+    """`None` if all rows are looked up by their token ids."""
     adapters: AdapterInputs | None = None
-    """None: no request of the step has an adapter."""
+    """`None` if no request of the step has an adapter."""
     axes_AT: Ints | None = None
     """Positions on several axes, of a model that has them; `positions_T` then counts the rows of the step."""
     pieces: AttentionPieces | None = None
-    """None: attention computes requests as they are."""
+    """`None` if attention computes requests as they are."""

@@ -25,7 +25,7 @@ class DrawRounds:
             is_dependent_N: whether each sample's request must know its earlier tokens. All other samples are drawn in
                 the
                 first round.
-        """
+    """
 
     def __init__(self, samples: Samples, batch: BatchState, is_dependent_N: npt.NDArray[np.bool_]) -> None:
         assert samples.draft_tokens is not None, "draws without drafts are independent"

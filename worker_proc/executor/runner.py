@@ -115,7 +115,7 @@ class Samples(Sequence[SampledRow]):
         self.positions_N: Ints = inputs.context_lens[is_sampled_R]
         """Tokens before them."""
         self.draft_tokens: DraftTokens | None = None
-        """None: no request has any."""
+        """`None` if no request has any."""
         counts_E = entries.num_samples_R[is_sampled_R]
         if len(counts_E) and counts_E.max() > 1:
             offsets_N = np.arange(counts_E.sum()) - np.repeat(counts_E.cumsum() - counts_E, counts_E)

@@ -51,7 +51,7 @@ class PendingPooled:
     pooler: "Pooler"
     parts: Sequence[_Part]
     hidden: PendingRows | None
-    """None: no request needs any of them."""
+    """`None` if no request needs any of them."""
     outputs: list[PooledOutput] = field(default_factory=list)
     """One for each request whose prompt has ended, unless its numbers are none; after `token_ids`."""
 

@@ -81,7 +81,7 @@ class Processors:
         """Requests without further tokens, by the id of their row."""
         self._faults: list[StepFault] = []
         self._processors: list[LogitsProcessor] | None = None
-        """None: they must be created, and the whole batch added."""
+        """`None` if they must be created, and the whole batch added."""
 
     def admit(self, row: Row) -> None:
         """Have all processors check the parameters of a new request."""

@@ -88,7 +88,7 @@ class ProbedMask(Tensor):
     """A mask of four dimensions that remembers which keys it shows, also in slices and copies of it."""
 
     window: int | None = None
-    """None: all keys up to the query's."""
+    """`None` means all keys up to the query's."""
     is_chunked = False
     is_known = False
     """False: it shows other keys than those of a window, of a chunk, or all."""

@@ -109,7 +109,7 @@ class ParallelLayer:
     attention_norm: Norm
     attention: AttentionBlock
     mlp_norm: Norm | None
-    """None: the mlp reads the attention's norm."""
+    """`None` if the mlp reads the attention's norm."""
     mlp: MlpBlock
 
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:

@@ -81,7 +81,7 @@ class ExpertNames:
     router: str = "gate"
     experts: str = "experts"
     gate: str | None = "gate_proj"
-    """None: the activation has no gates, and the stacked tensor holds ups alone."""
+    """`None` if the activation has no gates, and the stacked tensor holds ups alone."""
     up: str = "up_proj"
     down: str = "down_proj"
     stacked_gate_up: str = "experts.gate_up_proj"

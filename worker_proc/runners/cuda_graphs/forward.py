@@ -76,7 +76,7 @@ class GraphForward:
 
     @property
     def cross_queries(self) -> Mapping[int, Tensor]:
-        """None: what drafts has no cross-attention."""
+        """`None` if what drafts has no cross-attention."""
         return {}
 
     def choose_threads(self, work: int) -> int:

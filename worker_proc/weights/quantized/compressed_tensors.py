@@ -58,7 +58,7 @@ class _Scheme:
     is_float: bool
     is_symmetric: bool
     group_size: int | None
-    """None: scales say it."""
+    """`None` if scales say it."""
     block: tuple[int, int] | None
     rows: RowType | None
 

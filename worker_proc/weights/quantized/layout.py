@@ -24,7 +24,7 @@ class Layout:
 
     bits: int
     group_size: int | None
-    """None: one group of all inputs."""
+    """`None` means one group of all inputs."""
     codebook: Codebook | None = None
     has_zeros: bool = False
     rows: RowType | None = None
