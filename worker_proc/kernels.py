@@ -25,8 +25,7 @@ def open_kernels(
             phase: reports a compilation as a start-up phase.
         number: index of this worker among all on the machine. It takes the cores after those of lower indices.
             has_other_nodes: whether the engine has other machines. Then "auto" means native, because another machine
-                may have a
-                compiler, and all machines must use the same kernels.
+                may have a compiler, and all machines must use the same kernels.
 
         Raises:
             ConfigError: native kernels are required but not available, or a core does not exist.

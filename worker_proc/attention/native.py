@@ -27,7 +27,7 @@ from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places
 
 
 class NativeCacheAttention:
-    """The `Attention` of a model whose other operations are torch's. It rotates nothing.
+    """The `Attention` of a model whose other operations are torch's. It does not rotate.
 
     Args:
         library: library that has the operations.
@@ -39,7 +39,7 @@ class NativeCacheAttention:
     """
 
     state_buffers: Sequence[Tensor] = ()
-    """It computes no recurrences."""
+    """Always empty: this attention has no recurrences."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class NativeCacheAttention:
 
     @property
     def caches(self) -> list[Tensor]:
-        """The buffers of keys and values, layer by layer of a group."""
+        """Buffers of keys and values, layer by layer of a group."""
         return buffers_of(self._caches)
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the workspaces."""
+        """Bytes of all workspaces."""
         return sum(workspace.nbytes for workspace in self._workspaces)
 
     def plan(self, inputs: StepInputs) -> None:

@@ -1,4 +1,4 @@
-"""Attention over the paged cache. Does not own the blocks or choose the slots."""
+"""Attention over the paged cache. Does not own blocks or choose slots."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class PagedCacheAttention:
-    """The `Attention` of the torch path: the keys and values of all cache groups live in one `KVStorage`.
+    """The `Attention` of the torch path: the keys and values of all cache groups are in one `KVStorage`.
 
     Args:
         storage: storage of keys and values.
         groups: cache groups of the layers with attention.
         states: states of layers with a state; `None` if there are none.
         scales: scales by layer of keys and values that are stored in 8 bits; 1 for other layers.
-        cross: the keys of items that requests attend to; `None` if the model has no cross-attention.
+            cross: keys of the items that requests attend to; `None` if the model has no cross-attention.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PagedCacheAttention:
         self._cross = cross
         self._cross_planned: PagedAttention | None = None
         self.cross_queries: dict[int, Tensor] = {}
-        """Of `CrossCache.aligned_layers` in the last step, TNH."""
+        """Queries TNH of the layers in `CrossCache.aligned_layers`, in the last step."""
         self._storage = storage
         self._states = states
         self._scales = scales or {}
@@ -58,7 +58,7 @@ class PagedCacheAttention:
 
     @property
     def caches(self) -> list[Tensor]:
-        """The buffers of keys and values, layer by layer of a group."""
+        """Buffers of keys and values, layer by layer of a group."""
         return self._storage.buffers
 
     @property
@@ -94,7 +94,7 @@ class PagedCacheAttention:
             )
 
     def _plan_pieces(self, inputs: StepInputs, pieces: AttentionPieces) -> list[PagedAttention]:
-        """Plan the attention of each group, of a model without states and cross-attention."""
+        """Plan the attention of each group for a model without states and cross-attention."""
         return [
             paged_attention.plan(
                 pieces.query_starts.tolist(),
@@ -115,7 +115,7 @@ class PagedCacheAttention:
         cross: PagedAttention | None = None,
         spans: "SpanAttention | None" = None,
     ) -> None:
-        """Use the attention of a step that is already planned, for each group, instead of calling `plan`."""
+        """Use the planned attention of a step, one per group, instead of calling `plan`."""
         self._planned, self._slot_mappings, self._state_slots = planned, slot_mappings, state_slots
         self._cross_planned, self._spans = cross, spans
 

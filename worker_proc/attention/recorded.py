@@ -23,13 +23,13 @@ from octavo.worker_proc.cache.states import StateStorage
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """Upper bounds of all steps: memory is planned for them."""
+    """Upper bounds of all steps, for which memory is planned."""
 
     max_rows: int
     max_context: int
-    """Keys of a request."""
+    """Maximum number of keys of a request."""
     max_logits: int
-    """Rows whose logits are computed at once."""
+    """Maximum rows whose logits are computed at once."""
     num_threads: int
 
 
@@ -39,7 +39,7 @@ def allocate_caches(
     """Return keys and values of each layer of a group, for the cache that all groups share.
 
     Raises:
-        MemoryError: there is no memory for them.
+        MemoryError: not enough memory.
     """
     num_places = max_group_layers(groups)
     return [layouts[0].allocate(num_blocks, place, num_places) for place in range(num_places)]
@@ -80,7 +80,7 @@ class RecordedAttention:
         self._scales = scales or {}
         self._cross = cross
         self.cross_queries: dict[int, Tensor] = {}
-        """Of `CrossCache.aligned_layers`, TNH."""
+        """Queries TNH of the layers in `CrossCache.aligned_layers`."""
         self._states = states
         self._num_groups = len(groups)
         self._places = places_of_layers(groups)
@@ -129,6 +129,6 @@ class RecordedAttention:
         return record.record(q_TNH, *self._cross.layers[cross_index], self._workspaces[-1])
 
     def state(self, layer_index: int) -> LayerState:
-        """Return the states of a layer; a step has their slots in the group after those of attention."""
+        """Return the states of a layer. In a step, their slots are in the group after those of attention."""
         assert self._states is not None, "a model with states"
         return LayerState(self._states.layer(layer_index), RecordedSlots(self._num_groups))

@@ -1,7 +1,7 @@
-"""`SpanAttention`: on a GPU, the rows of images that see each other in both directions, in a model that is causal.
+"""`SpanAttention`: bidirectional attention within image spans on a GPU, for causal models.
 
-Attention computes all rows of a step as those of texts. Then it computes these rows again, as a step of their own whose
-requests are the spans.
+Causal attention first computes all rows of a step. The rows of spans are then computed again, as a step of their own
+whose requests are the spans.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class SpanAttention:
         block_size: block size of the cache.
         stream: stream of the device, to which plans are sent.
         pieces: attention pieces of the step.
-        block_tables: block_table_RP of each group, with the requests of the step.
+            block_tables: block_table_RP of each group, for the requests of the step.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SpanAttention:
             self._attention.append(attention)
 
     def overwrite(self, out_TNV: Tensor, group: int, q_TNH: Tensor, *caches: Tensor, **settings: Any) -> None:
-        """Put the results of spans in the place of what they are as texts.
+        """Overwrite the causal results of span rows with bidirectional ones.
 
         Args:
             out_TNV: output of all rows.
@@ -70,4 +70,4 @@ class SpanAttention:
 
 
 PlanSpans: TypeAlias = Callable[[AttentionPieces, Sequence[Tensor]], SpanAttention]
-"""Makes the `SpanAttention` of a step of its pieces and block tables."""
+"""Makes the `SpanAttention` of a step, given its pieces and block tables."""

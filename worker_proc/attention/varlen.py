@@ -1,4 +1,4 @@
-"""Attention of a tower on a GPU: over the rows of a run as they are, without a cache."""
+"""Attention of a media tower on a GPU: over the rows of a run, without a cache."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 
 
 class VarlenAttention:
-    """The `Attention` of layers in both directions, whose keys are those of the run.
+    """Bidirectional `Attention`, whose keys are those of the run.
 
     Args:
         groups: cache groups of the layers.
@@ -23,7 +23,7 @@ class VarlenAttention:
         self._parts: Sequence[Parts] = ()
 
     def plan(self, parts: Sequence[Parts]) -> None:
-        """Prepare the next run; `parts` are those of each group."""
+        """Prepare the next run. `parts` has one entry per group."""
         self._parts = parts
 
     def run(

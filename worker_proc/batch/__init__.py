@@ -1,1 +1,1 @@
-"""The persistent batch: rows that live for a request, and the tensors of one step made from them."""
+"""The persistent batch: one row per running request, and the arrays of a step that are made from the rows."""

@@ -1,7 +1,8 @@
 """Positions on the axes of time, rows and columns (M-RoPE), from the grids of a request's images and videos.
 
-A token of text advances all axes by one. The rows of a grid count along it, from the position after the token before
-it, and its frames may be several positions apart. The token that follows comes after the last position on any axis.
+A text token advances all axes by one. Positions within a grid start after the token before the grid and count time,
+rows and columns; frames may be several positions apart. The token after a grid follows the largest position on any
+axis.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ class AxisPositions:
     def __init__(self, columns: SlotColumns) -> None:
         self._columns = columns
         self._positions: dict[int, Ints] = {}
-        """By slot: the axes of all positions up to the end of the last grid."""
+        """Axis positions by slot, up to the end of the last grid."""
 
     def admit(self, slot: int, grids: Sequence[GridSpan]) -> None:
-        """Compute the positions of a request that enters the batch."""
+        """Compute the axis positions of a request that enters the batch."""
         self._positions.pop(slot, None)
         if not grids:
             return
@@ -36,7 +37,7 @@ class AxisPositions:
         self._columns.axes_shift_S[slot] = shift
 
     def of(self, slots_T: Ints, positions_T: Ints) -> Ints:
-        """Return the axes of some positions, shape AT."""
+        """Return the axis positions of some tokens, shape AT."""
         columns = self._columns
         axes_AT = np.tile(positions_T + columns.axes_shift_S[slots_T], (NUM_AXES, 1))
         in_grids_T = positions_T < columns.grids_end_S[slots_T]
@@ -47,14 +48,14 @@ class AxisPositions:
 
 
 def axes_of_grids(grids: Sequence[GridSpan]) -> tuple[Ints, int]:
-    """Return the axes of all positions up to the end of the last grid, and what is added to a position after it."""
+    """Return the axis positions up to the end of the last grid, and the offset that later positions add."""
     parts, end, following = [], 0, 0
     for one in grids:
         num_before = one.start - end
         parts.append(np.tile(np.arange(num_before) + following, (NUM_AXES, 1)))
         following += num_before
         grid_AL = np.indices(one.grid).reshape(NUM_AXES, -1)
-        # In float32, as the model was trained.
+        # In float32, as in training.
         grid_AL[0] = np.floor(grid_AL[0].astype(np.float32) * np.float32(one.frame_step)).astype(np.int64)
         parts.append(grid_AL + following)
         following += int(grid_AL.max()) + 1

@@ -1,4 +1,4 @@
-"""Numbers of every slot as arrays, so that a step reads and writes those of all its requests at once."""
+"""Per-slot numbers as arrays, so that a step reads and writes those of all its requests at once."""
 
 from enum import IntFlag
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ class Trait(IntFlag):
     TRACKS_TOKENS = 1
     """Its sampling state follows its tokens: penalties and bad words."""
     HAS_LONG_BAD_WORDS = 2
-    """Its bad words depend on its output."""
+    """It has bad words of several tokens, which depend on its output."""
     REPORTS_LOGPROBS = 4
     REPORTS_PROMPT_LOGPROBS = 8
     IS_MASKED = 16
@@ -25,13 +25,13 @@ class Trait(IntFlag):
     IS_ALIGNED = 32
     """It has an `AlignmentSpec`."""
     HAS_SPEECH_RULES = 64
-    """Its first token has a mask that later ones do not have: those of a transcription without timestamps."""
+    """Its first token has a mask that later tokens do not have: a transcription without timestamps."""
     HAS_TIMESTAMPS = 128
-    """Its mask depends on its output: that of a transcription with timestamps, which has one more rule."""
+    """Its mask depends on its output, and one more rule applies: a transcription with timestamps."""
 
 
 class SlotColumns:
-    """One number per slot in each array; all are 0 for an empty slot.
+    """Arrays with one number per slot, 0 for an empty slot.
 
     Args:
         num_slots: number of slots of the batch.
@@ -44,25 +44,25 @@ class SlotColumns:
         self.capacity_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """Tokens that its blocks have room for."""
         self.admission_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """A number that no other request has: a slot may be another request's when a step is over."""
+        """Unique number of the admission: the slot may belong to another request when a step is over."""
         self.traits_S: Ints = np.zeros(num_slots, dtype=np.int64)
         self.adapter_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """One more than the slot of its LoRA adapter; 0: it has none."""
+        """Slot of its LoRA adapter plus one; 0 if it has none."""
         self.attended_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """The place of the item that it attends to, with cross-attention."""
+        """Index of the item that it attends to by cross-attention."""
         self.num_draft_tokens_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """Drafts of tokens that follow the known ones, until the step that verifies them is over."""
+        """Draft tokens after the known ones, until the step that verifies them is over."""
         self.segment_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """The position at which the second text of a pair begins; 0: there is one text."""
+        """Position at which the second text of a pair begins; 0 if there is one text."""
         self.grids_end_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """The position after the last grid of an image; see `axes.py`."""
+        """Position after the last image grid; see `axes.py`."""
         self.axes_shift_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """Added to positions from there on, so that they count on from the last grid."""
+        """Offset added to axis positions after the last grid."""
         self.spans_end_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """The position after the last span that attends in both directions; see `spans.py`."""
+        """Position after the last bidirectional span; see `spans.py`."""
 
     def clear(self, slot: int) -> None:
-        """Empty a slot."""
+        """Set all numbers of a slot to 0."""
         for column in self._columns():
             column[slot] = 0
 
@@ -76,7 +76,7 @@ class SlotColumns:
 
 
 def with_doubled_rows(table: npt.NDArray[Int]) -> npt.NDArray[Int]:
-    """Return a table with as many rows of zeros after its own."""
+    """Return a table with twice as many rows; the new rows are zeros."""
     grown = np.zeros((2 * len(table), table.shape[1]), dtype=table.dtype)
     grown[: len(table)] = table
     return grown

@@ -1,6 +1,6 @@
 """The arrays of one forward pass, as the model and the attention see them.
 
-Holds no request: the persistent batch knows who owns a row and what is sampled from it.
+They hold no requests: the persistent batch knows which request a row belongs to and what is sampled from it.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEntries:
-    """What a plan schedules, as arrays with a number for each of R requests."""
+    """The entries of a plan, as arrays over R requests."""
 
     slots_R: Ints
     starts_R: Ints
     counts_R: Ints
-    """Tokens that are computed."""
+    """Number of tokens to compute."""
     num_samples_R: Ints
 
     @classmethod
     def of(cls, scheduled: Sequence[Scheduled]) -> "StepEntries":
-        """Read the entries of a plan."""
+        """Make the arrays from the entries of a plan."""
         return cls(
             np.array([entry.slot for entry in scheduled], dtype=np.int64),
             np.array([entry.start for entry in scheduled], dtype=np.int64),
@@ -44,27 +44,26 @@ class StepEntries:
 
 @dataclass(slots=True, eq=False)
 class GroupInputs:
-    """Where the keys and values of one KV cache group lie."""
+    """Locations of the keys and values of one KV cache group."""
 
     slot_mapping_T: Ints
-    """Block number * block_size + offset: where each token's key and value go."""
+    """block number * block_size + offset: where each token's key and value are stored."""
     block_table_RP: npt.NDArray[np.int32] | None
-    """The blocks of each request in order, padded with any valid block number; contiguous. `None` if the device has its
-    own
+    """Blocks of each request in order, padded with any valid block number; contiguous. `None` if the device has its own
     copy of all block tables."""
     context_lens_R: Ints | None = None
-    """Keys of each request in this group, if it reads others than the layers around it; `None` means those of
+    """Keys of each request in this group, if they differ from those of the other groups; `None` if they are those of
     `StepInputs`."""
 
 
 @dataclass(slots=True, eq=False)
 class StateInputs:
-    """Where the recurrent states of a step's requests lie."""
+    """Locations of the recurrent states of a step's requests."""
 
     sources_R: npt.NDArray[np.int32]
-    """The slot of the state before the first token that is computed; -1: zeros, at position 0."""
+    """Slot of the state before the first computed token; -1 for a zero state, at position 0."""
     destinations_R: npt.NDArray[np.int32]
-    """The slot of the state after the last token."""
+    """Slot of the state after the last computed token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,41 +71,41 @@ class AdapterInputs:
     """The LoRA adapters of a step's rows."""
 
     slots_T: npt.NDArray[np.int64]
-    """The slot of each row's adapter; `NO_ADAPTER`: it has none."""
+    """Adapter slot of each row; `NO_ADAPTER` if it has none."""
     num_slots: int
 
     def grouped(self) -> GroupedRows | None:
-        """Return the rows by slot; `None` if none has an adapter."""
+        """Return the rows grouped by slot; `None` if no row has an adapter."""
         return GroupedRows.of(self.slots_T, self.num_slots)
 
     def of_rows(self, rows: Ints) -> "AdapterInputs":
-        """Return those of some rows."""
+        """Return the adapters of some rows."""
         return AdapterInputs(self.slots_T[rows], self.num_slots)
 
 
 MediaRows = Sequence[tuple[SlotId, int, Tensor]]
-"""Slots, first positions, and the rows from there on, on the device of the model: what an encoder has made of media."""
+"""Slot, first position, and encoded rows of media from there on, on the device of the model."""
 
 
 @dataclass(slots=True, eq=False)
 class GivenInputs:
-    """Rows of a step that its requests give in place of token embeddings."""
+    """Rows of a step that its requests provide instead of token embeddings."""
 
     indices_N: Ints
-    """The rows of the step that `data` has."""
+    """Rows of the step that `data` provides."""
     data: bytes | bytearray | memoryview
-    """Prompt embeddings, one after another, in the type of the model; only read."""
+    """Prompt embeddings, one after another, in the type of the model; read-only."""
     media: Sequence[tuple[int, Tensor]] = ()
-    """Rows of media, and the first row of the step that they are for."""
+    """First row of the step and rows of media for it."""
 
     @classmethod
     def of(
         cls, entries: StepEntries, query_starts: Ints, embeds: StepEmbeds | None, media: MediaRows = ()
     ) -> "GivenInputs":
-        """Find prompt embeddings and rows of media of a step among its rows.
+        """Locate the prompt embeddings and media rows of a step among its rows.
 
         Raises:
-            ProtocolError: if they are of a request or a position that the step does not compute.
+            ProtocolError: a row belongs to a request or position that the step does not compute.
         """
         parts = {
             slot: (first, start, start + count)
@@ -115,7 +114,7 @@ class GivenInputs:
                 query_starts.tolist(),
                 entries.starts_R.tolist(),
                 entries.counts_R.tolist(),
-                strict=False,  # query_starts has one number more
+                strict=False,  # query_starts has one more element
             )
         }
 
@@ -135,7 +134,7 @@ class GivenInputs:
         )
 
     def mark(self, token_ids_T: Ints) -> None:
-        """Write `GIVEN` in place of the tokens of these rows."""
+        """Replace the tokens of these rows by `GIVEN`."""
         token_ids_T[self.indices_N] = GIVEN
         for first, rows in self.media:
             token_ids_T[first : first + len(rows)] = GIVEN
@@ -146,41 +145,41 @@ class AttentionPieces:
     """The requests of a step as attention sees them: divided into P pieces of adjacent rows."""
 
     requests_P: Ints
-    """The index of the request that each is a part of."""
+    """Index of the request that each piece is a part of."""
     query_starts: Ints
     """P + 1 offsets into the rows."""
     context_lens: Ints
-    """P; keys of the request up to the end of the piece."""
+    """Number of keys of the request up to the end of each piece; length P."""
     is_span_P: npt.NDArray[np.int8]
-    """Whether its rows see all of these keys."""
+    """Whether the piece is a span, whose rows attend to all of these keys."""
 
 
 @dataclass(slots=True, eq=False)
 class StepInputs:
-    """A ragged batch of R requests, whose tokens are concatenated in T rows."""
+    """A ragged batch of R requests whose tokens are concatenated in T rows."""
 
     token_ids_T: Ints
     """`PENDING` for a sampled token that the host does not know yet, `GIVEN` for a row of `given`."""
     positions_T: Ints
-    """The position of each token in its request, consecutive within a request; in a second segment plus
-    `Model.segment_stride`."""
+    """Position of each token in its request, consecutive within a request. Positions of a second segment are increased
+    by `Model.segment_stride`."""
     query_starts: Ints
     """R + 1 offsets into T: request r computes the rows [query_starts[r], query_starts[r + 1])."""
     context_lens: Ints
-    """R; keys and values of each request, those of this step included."""
+    """Number of keys and values of each request, including those of this step; length R."""
     slots_T: Ints
-    """The slot of each token's request, in the persistent batch."""
+    """Slot of each token's request in the persistent batch."""
     groups: tuple[GroupInputs, ...]
-    """In the order of the model's cache groups."""
+    """One entry per cache group, in the model's order."""
     states: StateInputs | None = None
     """`None` if the model has no recurrent states."""
     cross: GroupInputs | None = None
-    """Where the keys lie that requests attend to beside their own; `None` if the model has no cross-attention."""
+    """Keys of cross-attention; `None` if the model has none."""
     given: GivenInputs | None = None
     """`None` if all rows are looked up by their token ids."""
     adapters: AdapterInputs | None = None
     """`None` if no request of the step has an adapter."""
     axes_AT: Ints | None = None
-    """Positions on several axes, of a model that has them; `positions_T` then counts the rows of the step."""
+    """Positions on several axes, if the model has them; `positions_T` then counts the rows of the step."""
     pieces: AttentionPieces | None = None
-    """`None` if attention computes requests as they are."""
+    """Pieces that attention computes; `None` if it computes undivided requests."""

@@ -1,6 +1,6 @@
 """One row of the persistent batch: what the worker remembers of a running request between steps.
 
-Decides nothing: the core decides which tokens are computed and when a request ends.
+Makes no decisions: the core decides which tokens are computed and when a request ends.
 """
 
 from dataclasses import dataclass, field
@@ -18,32 +18,34 @@ _NOT_SAMPLED = SamplingSpec(max_tokens=1, seed=0)
 
 @dataclass(slots=True)
 class Row:
-    """A running request, without its token ids and block tables, which are in the tables of the batch."""
+    """A running request, except its token ids and block tables, which are in the tables of the batch."""
 
     slot: int
     request_id: str
     num_prompt_tokens: int
     num_blocks: list[int]
-    """In each cache group."""
+    """Number of blocks in each cache group."""
     sampling: SamplingState
     columns: SlotColumns
-    """Of the batch; what changes with every step is there."""
+    """Columns of the batch, which hold the numbers that change with every step."""
     pooling: PoolingSpec | None = None
-    """What it asks for instead of tokens; `sampling` then means nothing."""
+    """Pooling spec of a request that pools; `sampling` is then unused."""
     alignment: AlignmentSpec | None = None
-    """The same of an alignment."""
+    """Alignment spec of a request that aligns; `sampling` is then unused."""
     collected: Collected = field(default_factory=Collected)
-    """What is known of such a result."""
+    """Partial result of pooling or alignment."""
     later_masks: dict[int, bytes | memoryview] = field(default_factory=dict)
     """Masks of draws after drafts, by the number of drafts before the draw."""
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and outputs, including tokens that steps in flight sample; only while the row is in the batch."""
+        """Prompt and outputs, including tokens that steps in flight sample. Valid only while the row is in the
+        batch."""
         return int(self.columns.num_known_S[self.slot])
 
     def sampling_at(self, position: int) -> SamplingState:
-        """Return the state for the draw of a position, which may lie after drafts: with the mask of this draw."""
+        """Return the sampling state for the draw at a position, with the mask of this draw. The draw may follow
+        drafts."""
         if not self.later_masks and not self.sampling.has_own_mask:
             return self.sampling
         num_draft_tokens = position - self.num_known_tokens
@@ -68,7 +70,7 @@ class Row:
 
     @classmethod
     def admit(cls, admitted: Admitted, vocab_size: int, columns: SlotColumns) -> "Row":
-        """Make the row of a request that enters the batch, new or preempted before."""
+        """Make the row of a request that enters the batch, for the first time or after a preemption."""
         # Prompt embeddings have no tokens that a penalty could count.
         prompt = tokens_beside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
         output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()

@@ -1,7 +1,7 @@
-"""Spans of images whose positions attend to each other in both directions, in a model that is causal (Gemma 3).
+"""Spans of image positions that attend to each other in both directions, in a causal model (Gemma 3).
 
-Attention computes a span as a request of its own, which sees all of its keys. A step computes a span up to its end; its
-beginning may come from the prefix cache.
+Attention computes a span as a request of its own that sees all of its keys. A step computes a span up to its end, but
+its beginning may come from the prefix cache.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from octavo.worker_proc.batch.inputs import AttentionPieces, Ints
 
 
 class BothWaysSpans:
-    """The spans of a batch's requests.
+    """The bidirectional spans of a batch's requests.
 
     Args:
         columns: columns of the batch.
@@ -23,15 +23,15 @@ class BothWaysSpans:
     def __init__(self, columns: SlotColumns) -> None:
         self._columns = columns
         self._spans: dict[int, Sequence[Span]] = {}
-        """By slot."""
+        """Spans by slot."""
 
     def admit(self, slot: int, spans: Sequence[Span]) -> None:
-        """Take the spans of a request that enters the batch."""
+        """Record the spans of a request that enters the batch."""
         self._spans[slot] = spans
         self._columns.spans_end_S[slot] = sum(spans[-1]) if spans else 0
 
     def pieces(self, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> AttentionPieces | None:
-        """Return how the requests of a step are divided for attention; `None` if the step computes no span."""
+        """Return the attention pieces of a step's requests; `None` if the step computes no span."""
         if not (starts_R < self._columns.spans_end_S[slots_R]).any():
             return None
         requests, ends, is_span = [], [], []
@@ -52,7 +52,7 @@ class BothWaysSpans:
 
 
 def pieces_of(spans: Sequence[Span], start: int, end: int) -> list[tuple[int, bool]]:
-    """Divide the positions [start, end) at the bounds of spans; returns the end of each piece, and if it is a span."""
+    """Divide the positions [start, end) at the bounds of spans. Return each piece's end and whether it is a span."""
     pieces = []
     for position, num_rows in spans:
         begin, stop = max(start, position), min(end, position + num_rows)

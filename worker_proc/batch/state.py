@@ -1,6 +1,6 @@
-"""The persistent batch: all running requests' tokens, blocks and sampling states, updated incrementally.
+"""The persistent batch: tokens, blocks and sampling states of all running requests, updated incrementally.
 
-Knows no model and computes nothing; `inputs_of` turns a plan into arrays.
+Knows no model and computes nothing; `step_inputs` turns a plan into arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,31 +31,31 @@ from octavo.worker_proc.batch.state_moves import StateMoves
 
 FEW = 8
 FOLLOWED = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
-"""Traits of the requests whose sampling state must know each token."""
+"""Traits of requests whose sampling state must see each token."""
 
 
 class BatchState:
     """Rows by slot, and tables with one line per slot: token ids, and the block ids of each cache group.
 
-    The tables have room for `max_model_len` tokens per slot, but the kernel allocates only the pages that are written.
-    A slot beyond `num_slots` makes them grow.
+    The tables reserve `max_model_len` tokens per slot, but the kernel allocates only the pages that are written. A slot
+    beyond `num_slots` makes them grow.
 
     Args:
-        num_slots: number of slots of the batch.
+            num_slots: number of slots.
         max_model_len: longest request, in tokens.
-        block_size: tokens of a block.
+            block_size: tokens of a block.
         vocab_size: vocabulary size of the model.
-        num_groups: KV cache groups of the model.
-        has_block_tables: whether steps need block tables; False: the device has its own copy.
-        has_states: whether the model has recurrent states, whose slots are one more list of each request.
-        num_adapters: slots for LoRA adapters.
+            num_groups: number of KV cache groups of the model.
+            has_block_tables: whether steps need block tables; False: the device has its own copy.
+            has_states: whether the model has recurrent states. Each request then has one more list, of state slots.
+            num_adapters: number of slots for LoRA adapters.
         segment_stride: see `octavo.worker_proc.models.base.Model`.
-        has_axes: whether the model counts positions on several axes.
-        cross_inputs: returns where the items of requests lie that are at these places, shape R, with cross-attention;
-            `None` if the model has none.
+            has_axes: whether the model has positions on several axes (M-RoPE).
+            cross_inputs: returns the locations of the items at the given indices, shape R, for cross-attention; `None`
+                if the model has none.
 
     Raises:
-        ProtocolError: from every method, if a message contradicts the state, which is then invalid.
+            ProtocolError: raised by every method if a message contradicts the state, which is then invalid.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class BatchState:
         self.block_size = block_size
         self._vocab_size = vocab_size
         self._has_block_tables = has_block_tables
-        # The last token of a request is sampled one position past the last computed one.
+        # The last token of a request is sampled one position after the last computed one.
         self._token_ids: npt.NDArray[np.int64] = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
         num_blocks = -(-max_model_len // block_size)
         self._block_ids: list[npt.NDArray[np.int32]] = [
             np.zeros((num_slots, num_blocks), dtype=np.int32) for _ in range(num_groups + has_states)
         ]
-        """A table for each cache group, and for states: entry i is the slot of the state at the end of block i."""
+        """One table per cache group, and one for states: entry i is the state slot at the end of block i."""
         self.num_groups = num_groups
-        """Cache groups with blocks."""
+        """Number of cache groups with blocks."""
         self._state_moves = StateMoves(block_size) if has_states else None
         self._num_adapters = num_adapters
         self._segment_stride = segment_stride
@@ -96,7 +96,7 @@ class BatchState:
         self._spans = BothWaysSpans(self.columns)
 
     def apply(self, plan: StepPlan) -> None:
-        """Bring the rows up to date, in the order that `protocol.steps` fixes."""
+        """Bring the rows up to date, in the order that `protocol.steps` defines."""
         for slot in plan.released:
             if self.rows.pop(slot, None) is None:
                 raise ProtocolError(f"slot {slot} was released but is empty")
@@ -109,9 +109,9 @@ class BatchState:
             self._state_moves.apply(plan, self._block_ids[-1], self.rows)
 
     def add_drafts(self, plan: StepPlan) -> None:
-        """Put the drafts of a plan after the known tokens of their requests, until `end_drafts`.
+        """Append the drafts of a plan to the known tokens of their requests, until `end_drafts`.
 
-        Called when all tokens of the steps before are known that the plan relies on.
+        Called once all earlier tokens that the plan relies on are known.
         """
         columns = self.columns
         for slot, token_ids in plan.draft_tokens:
@@ -135,7 +135,7 @@ class BatchState:
             raise ProtocolError(f"{num_requests} requests have drafts, but others sample after several positions")
 
     def end_drafts(self, slots_N: Ints, admissions_N: Ints) -> None:
-        """Forget the drafts of some slots that are not among their tokens by now, with their masks."""
+        """Drop the drafts of some slots that did not become tokens, and their masks."""
         for slot in slots_N[self.columns.admission_S[slots_N] == admissions_N].tolist():
             self.columns.num_draft_tokens_S[slot] = 0
             self.rows[slot].later_masks.clear()
@@ -144,7 +144,7 @@ class BatchState:
         """Restrict the next tokens of some slots to their masks.
 
         Returns:
-            Slots and draws after drafts that are not made, because no token may come there.
+            (slot, number of drafts before the draw) of draws to skip, because no token is allowed there.
         """
         left_out = []
         for slot, index, words in masks:
@@ -166,7 +166,7 @@ class BatchState:
         return left_out
 
     def use_later_masks(self, slots_N: Ints, num_draft_tokens: int) -> None:
-        """Restrict the next token of some slots to the mask that came for the draw after so many drafts."""
+        """Restrict the next token of some slots to the mask of the draw after this many drafts."""
         for slot in slots_N.tolist():
             if words := self.rows[slot].later_masks.get(num_draft_tokens):
                 self.rows[slot].sampling.mask(words)
@@ -179,7 +179,7 @@ class BatchState:
         self.set_tokens(slots_N, positions_N, self.columns.admission_S[slots_N], np.array([token_id]))
 
     def append_pending(self, slots_N: Ints, positions_N: Ints) -> None:
-        """Append tokens that are being sampled, so that the next step may be planned; `set_tokens` fills them in."""
+        """Append tokens that are being sampled, so that the next step can be planned; `set_tokens` fills them in."""
         known_N = self.columns.num_known_S[slots_N]
         if (positions_N != known_N).any():
             place = int((positions_N != known_N).argmax())
@@ -190,12 +190,12 @@ class BatchState:
         self.columns.num_known_S[slots_N] = positions_N + 1
 
     def append_sampled(self, slots_N: Ints, positions_N: Ints, tokens_N: Ints) -> None:
-        """Append tokens whose requests have no traits: `append_pending` and `set_tokens` at once."""
+        """Append tokens of requests without traits: `append_pending` and `set_tokens` at once."""
         self._token_ids[slots_N, positions_N] = tokens_N
         self.columns.num_known_S[slots_N] = positions_N + 1
 
     def set_tokens(self, slots_N: Ints, positions_N: Ints, admissions_N: Ints, tokens_N: Ints) -> None:
-        """Fill in pending tokens, or accept tokens that were drafted and the one after them.
+        """Fill in pending tokens, or accept drafted tokens and the token after them.
 
         The requests with these admissions may have left the batch meanwhile.
         """
@@ -205,7 +205,7 @@ class BatchState:
         self._token_ids[slots_N, positions_N] = tokens_N
         has_draft_tokens_N = self.columns.num_draft_tokens_S[slots_N] > 0
         if has_draft_tokens_N.any():
-            # The positions of a slot ascend, and the last assignment counts.
+            # Positions of a slot ascend, and the last assignment wins.
             self.columns.num_known_S[slots_N[has_draft_tokens_N]] = positions_N[has_draft_tokens_N] + 1
         traits_N = self.columns.traits_S[slots_N]
         if traits_N.any():
@@ -214,7 +214,8 @@ class BatchState:
             self.columns.traits_S[slots_N] = traits_N & ~int(Trait.IS_MASKED)
 
     def take_sampled(self, sampled: Sequence[tuple[int, int]]) -> None:
-        """Fill in tokens that another pipeline stage has sampled: the last one of each slot, or those after drafts."""
+        """Fill in tokens that another pipeline stage sampled: the last token of each slot, or the tokens after
+        drafts."""
         columns = self.columns
         if any(columns.num_draft_tokens_S[slot] for slot, _ in sampled):
             after_drafts = [(slot, token_id) for slot, token_id in sampled if columns.num_draft_tokens_S[slot]]
@@ -238,18 +239,18 @@ class BatchState:
         return token_ids
 
     def tokens_at(self, slots_T: Ints, positions_T: Ints) -> Ints:
-        """Return the known tokens of requests at some positions."""
+        """Return the known tokens at some positions of requests."""
         tokens_T: Ints = self._token_ids[slots_T, positions_T]
         return tokens_T
 
     def block_table(self, group: int) -> npt.NDArray[np.int32]:
-        """Return the blocks of all slots in a cache group; valid until a slot is added."""
+        """Return the block table of all slots in a cache group; valid until a slot is added."""
         return self._block_ids[group]
 
     def entries_of(self, scheduled: Sequence[Scheduled]) -> StepEntries:
-        """Return what a plan schedules, which must be something, as arrays."""
+        """Return the entries of a non-empty plan as arrays."""
         entries = StepEntries.of(scheduled)
-        # perf: few entries are checked faster one by one.
+        # perf: checking a few entries one by one is faster.
         if len(scheduled) <= FEW or not self._is_valid(entries):
             for entry in scheduled:
                 self._check(entry)
@@ -260,10 +261,10 @@ class BatchState:
         return self.step_inputs(self.entries_of(scheduled))
 
     def step_inputs(self, entries: StepEntries, embeds: StepEmbeds | None = None, media: MediaRows = ()) -> StepInputs:
-        """Return the arrays of a forward pass; `embeds` and `media`: rows in place of tokens at some positions."""
+        """Return the arrays of a forward pass. `embeds` and `media` replace tokens at some positions."""
         slots_R, starts_R, counts_R = entries.slots_R, entries.starts_R, entries.counts_R
         if counts_R.max() == 1:
-            # perf: in a step that only decodes, the arrays per request and per token are the same.
+            # perf: in a pure decode step, the arrays per request and per token are the same.
             slots_T, positions_T = slots_R, starts_R
             context_lens_R = starts_R + 1
             max_context_len = int(starts_R.max()) + 1

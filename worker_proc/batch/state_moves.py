@@ -1,4 +1,4 @@
-"""Where the recurrent states of a step's requests lie. Does not decide it: the core does."""
+"""Locations of the recurrent states of a step's requests. The core decides them."""
 
 from collections.abc import Container
 
@@ -11,7 +11,7 @@ from octavo.worker_proc.batch.inputs import Ints, StateInputs
 
 
 class StateMoves:
-    """The states that a step reads elsewhere than the lists of its requests say; see `StepPlan.state_moves`."""
+    """States that a step reads from other slots than its requests' lists say; see `StepPlan.state_moves`."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -22,10 +22,11 @@ class StateMoves:
         return slot in self._sources
 
     def apply(self, plan: StepPlan, table: npt.NDArray[np.int32], slots: Container[int]) -> None:
-        """Take the moves of a plan; `table`: the entries of all slots, `slots`: those with a request.
+        """Take the moves of a plan. `table` has the state slots of all batch slots; `slots` has the occupied batch
+        slots.
 
         Raises:
-            ProtocolError: the step does not continue such a request.
+            ProtocolError: the step does not schedule a request whose state moves.
         """
         if not plan.state_moves and not self._sources:
             return
@@ -37,7 +38,7 @@ class StateMoves:
             table[slot, (ends[slot] - 1) // self._block_size :] = destination
 
     def inputs(self, table: npt.NDArray[np.int32], slots_R: Ints, starts_R: Ints, ends_R: Ints) -> StateInputs:
-        """Return the slots of the states before `starts_R` and after the positions before `ends_R`."""
+        """Return the slots of the states before `starts_R`, and after the positions before `ends_R`."""
         sources_R = table[slots_R, (starts_R - 1) // self._block_size]
         sources_R[starts_R == 0] = -1
         for slot, source in self._sources.items():

@@ -1,4 +1,4 @@
-"""The arrays of a step as C++ reads them."""
+"""Conversion of a step's arrays to the C++ struct."""
 
 import ctypes
 from typing import Any
@@ -10,7 +10,7 @@ from octavo.worker_proc.batch.inputs import AdapterInputs, AttentionPieces, Step
 
 
 def step_arguments(inputs: StepInputs) -> StepArguments:
-    """Return the step as C++ reads it; the arrays must outlive it."""
+    """Return the step as a C++ struct. The arrays must outlive it."""
     if inputs.pieces is not None:
         return _step_of_pieces(inputs, inputs.pieces)
     groups = [
@@ -45,7 +45,7 @@ def step_arguments(inputs: StepInputs) -> StepArguments:
 
 
 def _step_of_pieces(inputs: StepInputs, pieces: AttentionPieces) -> StepArguments:
-    """Return the step of a model without states and cross-attention, whose requests are divided."""
+    """Return the step of a model without states and cross-attention, with its requests divided into pieces."""
     assert inputs.states is None and inputs.cross is None, "a model that attends to its own keys alone"
     tables = [group.block_table_RP[pieces.requests_P] for group in inputs.groups if group.block_table_RP is not None]
     groups = [
@@ -62,19 +62,19 @@ def _step_of_pieces(inputs: StepInputs, pieces: AttentionPieces) -> StepArgument
         groups=(GroupArguments * len(groups))(*groups),
         is_span=address(pieces.is_span_P),
     )
-    step.tables = tables  # a structure does not keep what a number points to
+    step.tables = tables  # keeps the arrays alive: the struct stores only addresses
     set_adapters(step, inputs.adapters)
     return step
 
 
 def set_adapters(step: StepArguments, adapters: AdapterInputs | None) -> None:
-    """Tell a step which of its rows have adapters."""
+    """Set which rows of a step have adapters."""
     grouped = None if adapters is None else adapters.grouped()
     if adapters is None or grouped is None:
         return
     step.adapter_rows, step.adapter_starts = address(grouped.rows_A), address(grouped.starts_S)
     step.num_adapters = adapters.num_slots
-    step.adapters = grouped  # a structure does not keep what a number points to
+    step.adapters = grouped  # keeps the arrays alive: the struct stores only addresses
 
 
 def step_without_rows(num_groups: int) -> StepArguments:
@@ -85,14 +85,14 @@ def step_without_rows(num_groups: int) -> StepArguments:
     """
     query_starts = (ctypes.c_int64 * 1)()
     step = StepArguments(query_starts=ctypes.addressof(query_starts), groups=(GroupArguments * num_groups)())
-    step.kept = query_starts  # a structure does not keep what a number points to
+    step.kept = query_starts  # keeps the array alive: the struct stores only addresses
     return step
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Return where a contiguous array lies.
+    """Return the address of a contiguous array.
 
-    perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
+    perf: `array.ctypes.data` runs much more Python, seven times per step.
     """
     assert array.flags.c_contiguous
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

@@ -27,8 +27,7 @@ class HostBlocks:
 
     Args:
         buffers: buffers of the cache; each is divided evenly among its blocks. []: a pipeline stage without any. Or
-            those of
-            recurrent states, whose slots are copied like blocks.
+            those of recurrent states, whose slots are copied like blocks.
         num_blocks: number of blocks of the cache.
         num_host_blocks: number of blocks in host memory.
         library: copies on several threads; `None` if torch or a GPU copies.

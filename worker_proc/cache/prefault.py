@@ -26,8 +26,7 @@ class Prefaulter:
 
     Args:
         buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. Nobody else writes to them
-            during
-            `touch_page`.
+            during `touch_page`.
         num_blocks: number of blocks of the cache.
         reserve_bytes: memory of all buffers together to prefault beyond the blocks in use; at least a page of each.
     """

@@ -51,8 +51,7 @@ class PipelinedExecutor:
     """Runs plans on any device, with up to `max_in_flight` (of the runner) of them in flight.
 
     With `max_in_flight` 1, a step is over when `begin` returns. Otherwise the device computes asynchronously, and a
-    file
-    descriptor becomes readable when a step is over.
+    file descriptor becomes readable when a step is over.
 
     Args:
         batch: the persistent batch, on the host.
@@ -69,8 +68,7 @@ class PipelinedExecutor:
         aligner: aligns texts with audio; `None` if the model attends to no audio.
         repeater: the runner, if it can repeat steps whose arrays were changed in place; `None` if it cannot.
         answers: whether this is the last pipeline stage, which samples. The other stages learn sampled tokens from
-            later
-            plans, and their results are empty.
+            later plans, and their results are empty.
     """
 
     def __init__(
@@ -140,16 +138,12 @@ class PipelinedExecutor:
         Args:
             plan: the step.
             receive_masks: waits for the step's masks and returns them. Called after all earlier results have been
-                delivered,
-                because the core builds the masks from them.
+                delivered, because the core builds the masks from them.
 
-        Blocks until:
-            an earlier step is over, if too many are in flight;
-            all earlier steps are over, if drafts will follow (`plan.num_drafts`), if a request of this step has a mask
-            or a
-                bad word of several tokens, or if the engine has logits processors;
-            this step is over too, if it verifies drafts of a draft model, or drafts of a head with draws in rounds;
-            this plan is over, if it has several steps.
+        Blocks until: all earlier steps are over, if drafts will follow (`plan.num_drafts`), if a request of this step
+            has a mask or a bad word of several tokens, or if the engine has logits processors. Also until this step is
+            over, if the plan has several steps, or if the step verifies drafts of a draft model, or of a head with
+            draws in rounds. Otherwise until fewer than `max_in_flight` steps are in flight.
 
         Raises:
             ProtocolError: the plan or the masks do not fit the batch.

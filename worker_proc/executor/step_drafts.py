@@ -1,4 +1,4 @@
-"""What drafts behind each step. A device does so while the host goes on, and the next step reads the drafts there."""
+"""Drafting after each step. A device drafts while the host continues, and the next step reads the drafts there."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,14 @@ from octavo.worker_proc.speculation.draws import Drafter
 
 
 class StepDrafts:
-    """Has the drafter follow each step, and keeps the latest drafts of each slot until their ids are needed.
+    """Runs the drafter after each step, and keeps the latest drafts of each slot until their ids are needed.
 
-    Call for each step `begin`, and when its tokens are known `take` and `finish`.
+    Call `begin` for each step, and `take` and `finish` when its tokens are known.
 
     Args:
-        drafter: `None` if nothing drafts here.
+        drafter: drafts tokens; `None` if nothing drafts here.
         num_slots: number of slots of the batch.
-        is_ahead: whether the host is ahead of a device.
+        is_ahead: whether the host runs ahead of a device.
     """
 
     def __init__(self, drafter: Drafter | None, num_slots: int, *, is_ahead: bool) -> None:
@@ -30,41 +30,42 @@ class StepDrafts:
         self._token_ids_SK = np.zeros((num_slots, 0), dtype=np.int64)
         self._pending: PendingDrafts | None = None
         self._sampled: DeviceEvent | None = None
-        """After the step that the pending ones follow."""
+        """Event of the step that the pending drafts follow."""
         self._read: tuple[Drafts, float] = [], 0.0
 
     @property
     def are_pending(self) -> bool:
-        """Whether the device may still be making the drafts of the step that was finished last."""
+        """Whether the device may still be drafting for the step that was finished last."""
         return self._pending is not None
 
     def begin(self, step: InFlightStep, drain: Callable[[], None]) -> None:
-        """Have the device follow a step that it has not computed yet, if it may be done before its tokens are known.
+        """Start drafting for a step that the device has not computed yet, if drafting does not need its tokens on the
+        host.
 
-        `drain`: finishes the steps before. Blocks until: they are over, if there will be drafts.
+        `drain` finishes all earlier steps. It is called if there will be drafts; this method then blocks until they are
+        over.
         """
         if self._drafter is None or not self._is_ahead or step.entries is None or step.query_starts is None:
             return
         verified = step.samples if step.samples is not None and step.samples.draft_tokens is not None else None
-        # Draws in rounds leave their tokens with the host.
+        # The tokens of draws in rounds are known on the host only.
         if verified is not None and (step.is_known_N is not None or not self._drafter.follows_drafts):
             return
         if step.num_drafts:
-            drain()  # a draft model may have to follow the last token but one
+            drain()  # a draft model may have to continue from the last token but one
         step.drafts = self._drafter.draft(step.entries, step.query_starts, None, step.num_drafts, verified)
 
     def take(self) -> tuple[Drafts, float]:
-        """Return the drafts of the step that was finished before, and the seconds that they took; [] if they have been
-        taken.
+        """Return the drafts of the previously finished step and the seconds that they took; [] if already taken.
 
-        Blocks until: the device has made them.
+        Blocks until the device has made them.
         """
         self._read_pending()
         read, self._read = self._read, ([], 0.0)
         return read
 
     def finish(self, step: InFlightStep, accepted: Accepted | None) -> Drafts:
-        """Return what the result of a step says of the drafts that follow it.
+        """Return the drafts that the result of a step reports.
 
         Args:
             step: finished step, whose tokens the batch knows.
@@ -87,7 +88,7 @@ class StepDrafts:
         return [(slot, pack_ids([UNREAD_DRAFT] * count)) for slot, count in zip(slots, counts, strict=True)]
 
     def reveal(self, samples: Samples) -> None:
-        """Put ids into the drafts that a step verifies, which come from the device. Blocks until: it has made them."""
+        """Fill in the ids of the drafts that a step verifies if the device made them. Blocks until it has made them."""
         if (drafts := samples.draft_tokens) is None:
             return
         self._read_pending()

@@ -1,4 +1,4 @@
-"""Traces of what the worker computes, for `Profile` commands: one Chrome trace per rank and recording."""
+"""Traces of the worker's computation, for `Profile` commands: one Chrome trace per rank and recording."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from octavo.kernels.native.program import Program
 logger = logging.getLogger(__name__)
 
 MAX_EVENTS = 1_000_000
-"""Most events of one recording, which might never be stopped; later ones are dropped."""
+"""Event limit of one recording, which might never be stopped. Later events are dropped."""
 
 
 class StepTrace:
@@ -26,7 +26,7 @@ class StepTrace:
         self._directory = Path()
 
     def start(self, directory: Path, programs: Sequence[Program] | None) -> None:
-        """Begin a recording; one that is running continues.
+        """Begin a recording, unless one is running already.
 
         Args:
             directory: directory of the trace; created if necessary.
@@ -46,7 +46,7 @@ class StepTrace:
         """End the recording, if there is one, and write it.
 
         Raises:
-            OSError: it cannot be written. The recording is lost, and the incomplete file is removed.
+            OSError: the trace cannot be written. The recording is lost, and the incomplete file is removed.
         """
         if self._write is None:
             return
@@ -61,7 +61,7 @@ class StepTrace:
 
 
 def _profile() -> Callable[[Path], None]:
-    """Start torch's profiler; the returned function stops it and writes the trace."""
+    """Start torch's profiler. Return a function that stops it and writes the trace."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -71,7 +71,7 @@ def _profile() -> Callable[[Path], None]:
     def write(path: Path) -> None:
         profiler.stop()
         profiler.export_chrome_trace(str(path))
-        # The library reports write errors only on standard error.
+        # torch reports write errors only on standard error.
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 1))
             if file.read() != b"}":
@@ -81,7 +81,7 @@ def _profile() -> Callable[[Path], None]:
 
 
 def _observe(programs: Sequence[Program], rank: int) -> Callable[[Path], None]:
-    """Start to record the operations of programs; the returned function stops it and writes the trace."""
+    """Start to record the operations of programs. Return a function that stops the recording and writes the trace."""
     events: list[dict[str, Any]] = []
 
     def observe(program: Program, start_ns: int, nanoseconds: Sequence[int]) -> None:

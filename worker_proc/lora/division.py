@@ -21,8 +21,7 @@ class Division:
     shape: LoraShape
     gather: Exchange | None = None
     """From the sums with this worker's part of A to those of all workers; `None` if it has all of A, or the workers add
-    up
-    their products with B."""
+    up their products with B."""
     outputs: range | None = None
     """The rows of B that are here, if the layer's inputs are divided; `None` means all."""
     gather_outputs: Exchange | None = None

@@ -251,8 +251,7 @@ class Model(ABC):
         Args:
             weights: weights by name.
             packer: packer of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; `None`
-                if nothing
-                is packed yet.
+                if nothing is packed yet.
             keeps_quantized: see `pack`.
             packing: learns of each tensor that was read, in place of one with `packer`.
 

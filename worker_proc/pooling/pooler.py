@@ -108,8 +108,7 @@ class Pooler:
             batch: has the requests, before the next plan is applied.
             runner: has begun to run the step.
             vectors: returns vectors of requests that are an image alone. Called when the step is over: their hidden
-                states are not
-                read.
+                states are not read.
         """
         parts, chosen = [], []
         for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):

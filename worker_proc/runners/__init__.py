@@ -1,1 +1,1 @@
-"""What computes steps: a folder for each runner, which no other runner imports, and the table that finds them."""
+"""Runners, which compute steps: one folder per runner (runners do not import each other), and their registry."""

@@ -1,4 +1,4 @@
-"""Steps that the host computes and samples: the part that the native and the torch runner share."""
+"""Steps that the host computes and samples: code shared by the native and the torch runner."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -23,16 +23,16 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, DrawAgain, Sampler, as_logits
 
 SMALL_STEP_TOKENS = 16
-"""After a step of at most this many tokens a page is prefaulted. After a larger one the engine is busy, and all threads
-prefault pages faster together, when they need them."""
+"""After a step of at most this many tokens, one page is prefaulted. After a larger step the engine is busy, and all
+threads together prefault pages faster on first use."""
 
 
 class Forward(Protocol):
-    """A model with its cache, ready for steps. Knows no request and samples nothing."""
+    """A model with its cache, ready for steps. Knows no requests and samples nothing."""
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """See `octavo.worker_proc.executor.runner.Runner`; as bytes if the memory is native."""
+        """See `octavo.worker_proc.executor.runner.Runner`; bytes if the memory is native."""
 
     @property
     def state_buffers(self) -> Sequence[Tensor]:
@@ -54,31 +54,31 @@ class Forward(Protocol):
     def logits(self, rows: Ints) -> Tensor:
         """Return logits_RV in float32 for rows of the last step; overwritten by the next call.
 
-        A model that pools has no vocabulary: what it returns are its hidden states.
+        For a model that pools, which has no vocabulary, this returns the hidden states.
         """
 
     def repeat(self, rows: Ints) -> Tensor:
-        """`run` and `logits` of these rows once more, after the arrays of the last step were changed in place."""
+        """Repeat `run` and `logits` of these rows after the arrays of the last step were advanced in place."""
 
     @property
     def features(self) -> Sequence[Tensor]:
-        """See `Features` of the last step: matrices TD with a row for each of its rows at least; overwritten by the
-        next one."""
+        """`Features` of the last step: matrices TD with at least as many rows as the step. Overwritten by the next
+        step."""
 
     @property
     def cross_queries(self) -> Mapping[int, Tensor]:
-        """Queries of cross-attention in the last step, of the layers that `CrossCache.aligned_layers` names: float32,
-        matrices TND with a row for each of its rows at least; overwritten by the next one."""
+        """Queries of cross-attention in the last step, for the layers in `CrossCache.aligned_layers`: float32, matrices
+        TND with at least as many rows as the step. Overwritten by the next step."""
 
     def choose_threads(self, work: int) -> int:
-        """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
+        """Return the number of threads for native work between two runs; see `ThreadPolicy.choose`."""
 
     def use_model(self, model: Model | None) -> None:
-        """Compute with another model of the same shapes and the same cache; `None` to forget the present one."""
+        """Compute with another model of the same shapes and the same cache; `None` drops the present one."""
 
 
 class HostSamples:
-    """What a step has sampled; there from the start."""
+    """Sampled tokens of a step; available immediately."""
 
     __slots__ = ("_rows", "_token_ids")
 
@@ -96,7 +96,7 @@ class HostSamples:
 
 
 class HostLogprobs:
-    """Logprobs of prompt tokens; there from the start."""
+    """Logprobs of prompt tokens; available immediately."""
 
     def __init__(self, rows: list[RowLogprobs]) -> None:
         self._rows = rows
@@ -107,7 +107,7 @@ class HostLogprobs:
 
 
 class HostRows:
-    """Hidden states; there from the start."""
+    """Hidden states; available immediately."""
 
     def __init__(self, hidden_ND: Tensor) -> None:
         self._hidden_ND = hidden_ND
@@ -119,17 +119,17 @@ class HostRows:
 
 
 class CompletedEvent:
-    """The event of work that is already complete when the call returns."""
+    """The event of work that is complete when the call returns."""
 
     def is_done(self) -> bool:
         """Return True."""
         return True
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def seconds_since(self, earlier: DeviceEvent) -> float:
-        """Return 0: it has no time."""
+        """Return 0: the event has no time."""
         return 0.0
 
 
@@ -139,13 +139,13 @@ _COMPLETED = CompletedEvent()
 class HostRunner:
     """A `Runner` whose steps are over when `sample` returns.
 
-    With nothing to compute, memory is prefaulted that later steps will need.
+    When idle, it prefaults memory that later steps will need.
 
     Args:
-        forward: computes.
+        forward: computes the steps.
         sampler: samples from its logits.
         num_blocks: number of blocks of the cache.
-        max_logits: rows that one call of `forward.logits` has room for.
+        max_logits: most rows of one call of `forward.logits`.
     """
 
     max_in_flight = 1
@@ -157,8 +157,8 @@ class HostRunner:
         self.max_logits = max_logits
         self._sampler = sampler
         self._repeated: tuple[Samples, DrawAgain] | None = None
-        """What `repeat` was last called with, and its draws."""
-        # Torch's memory has no huge pages, so no step waits for many of them.
+        """Samples of the last call of `repeat`, and a function that repeats their draws."""
+        # Torch's memory has no huge pages, so there is no long wait for prefaults.
         native_buffers = [buffer for buffer in forward.cache_buffers if buffer.dtype == torch.uint8]
         self._prefaulter = Prefaulter(native_buffers, num_blocks)
 
@@ -166,7 +166,7 @@ class HostRunner:
     def build(
         cls, forward: Forward, config: ResolvedConfig, library: NativeLibrary | None, num_blocks: int
     ) -> "HostRunner":
-        """Make the runner of a model, which samples through a native library if there is one."""
+        """Make the runner of a model. It samples through a native library if there is one."""
         sampler = Sampler(config.model.vocab_size, library, config.num_threads, forward.choose_threads)
         return cls(forward, sampler, num_blocks, max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS))
 
@@ -271,10 +271,10 @@ class HostRunner:
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
 
     def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-        """Draw a token for each of some positions that are not computed yet: drafts, with the noise of the position.
+        """Draw a draft token at each of some positions that are not computed yet, with the noise of the position.
 
         Args:
-            batch: batch of the requests, which do not learn of it.
+            batch: batch of the requests, which is not changed.
             logits_EV: logits of the draft model or head, float32, over the vocabulary of the model.
             slots_E: slots of the requests.
             positions_E: positions of the tokens.
@@ -310,7 +310,7 @@ class HostRunner:
     def _logprobs(
         self, logits_RV: Tensor, changed_RV: Tensor, draws: Sequence[Draw], token_ids: Sequence[int]
     ) -> list[RowLogprobs | None] | None:
-        """Return an entry per draw, None for one without logprobs or without a token; None if there is no entry."""
+        """Return an entry per draw, `None` for a draw without logprobs or token; `None` if there is no entry at all."""
         indices = [
             index
             for index, draw in enumerate(draws)

@@ -1,4 +1,4 @@
-"""What runners need to measure the memory of steps: plans of equal requests, and the form of the result."""
+"""Measurement of step memory, for all runners: plans of equal requests, and the form of the result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from octavo.protocol.params import PoolingSpec, RequestParams
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 
 POOLED_WHOLE: RequestParams = PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True)
-"""The requests of a step of a model that pools, that take the most memory."""
+"""The request that takes the most memory in a model that pools."""
 
 MAX_SAMPLES_AFTER_DRAFTS = 512
-"""Logits take much memory: 0.3 GB for 512 rows of 152,000 tokens. A step with more samples draws them in rounds."""
+"""Row limit of logits after drafts: 512 rows of 152,000 tokens take 0.3 GB. Larger steps draw in rounds."""
 
 
 def max_samples(config: ResolvedConfig) -> int:
-    """Return the most tokens that are sampled at once: several for each request that has drafts."""
+    """Return the most tokens sampled at once: several for each request that has drafts."""
     depth = config.speculation.max_depth if config.speculation else 0
     most = min(MAX_SAMPLES_AFTER_DRAFTS, config.max_num_batched_tokens)
     return min(config.max_num_seqs * (1 + depth), max(config.max_num_seqs, most))
@@ -24,7 +24,7 @@ def max_samples(config: ResolvedConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Memory of steps beside weights and cache."""
+    """Memory of steps, in addition to weights and cache."""
 
     activation_bytes: int
     graph_bytes: int = 0
@@ -42,19 +42,19 @@ def prompts_plan(
     samples: bool = True,
     num_draft_tokens: int = 0,
 ) -> StepPlan:
-    """Return the plan of a step that computes whole prompts, one per slot from 0.
+    """Return the plan of a step that computes complete prompts, one per slot from 0.
 
     Args:
         lengths: lengths of the prompts, in tokens.
         params: parameters of each request.
-        blocks_each: blocks of a request, which nobody shares.
+        blocks_each: number of blocks of each request, which are not shared.
         sequence: sequence number of the plan.
-        released: slots that a plan before has filled.
-        num_groups: KV cache groups; a request has the same blocks in each, which is no
-            matter where only memory is measured.
-        has_states: whether requests have a state; they all have the same, for the same reason.
+        released: slots that an earlier plan filled.
+        num_groups: number of KV cache groups. A request has the same blocks in each, which does not matter where only
+            memory is measured.
+        has_states: whether requests have a state. All share one, for the same reason.
         samples: whether a token is sampled after each prompt.
-        num_draft_tokens: tokens that are drafted to follow each prompt, which must be of one token then.
+        num_draft_tokens: number of drafts after each prompt. If there are any, prompts must have one token.
     """
     states = [[0] * blocks_each] * has_states
     admitted = [

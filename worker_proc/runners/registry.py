@@ -1,4 +1,4 @@
-"""Which runner computes a model's steps. Importing it imports no runner."""
+"""Finds the runner for a model. Importing this module imports no runner."""
 
 from importlib import import_module
 from typing import Protocol
@@ -15,7 +15,7 @@ from octavo.worker_proc.runners.rounds import DraftRounds, HostRounds
 
 
 class RunnerModule(Protocol):
-    """What the package of a runner offers."""
+    """Interface of a runner's package."""
 
     def open_runner(
         self,
@@ -30,7 +30,7 @@ class RunnerModule(Protocol):
         """Make the cache, and a runner over it.
 
         Raises:
-            MemoryError, RuntimeError: there is no memory for the cache.
+            MemoryError, RuntimeError: not enough memory for the cache.
         """
 
     def measure(self, model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
@@ -53,15 +53,15 @@ def open_runner(
     """Make the cache of a loaded model, and the runner that computes with both.
 
     Args:
-        model: shared, not copied.
+        model: model with its weights; shared, not copied.
         config: sizes of a step and of a block, types, threads.
         stream: stream of the device; `None` if the host computes.
         num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
-        num_states: slots for the states of layers with a recurrence.
+        num_states: number of slots for recurrent states.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for the cache.
+        MemoryError, RuntimeError: not enough memory for the cache.
     """
     module = _module(model, stream)
     return module.open_runner(
@@ -80,20 +80,20 @@ def open_rounds(
     num_blocks: int,
     max_model_len: int,
 ) -> DraftRounds:
-    """Make what computes a model that drafts for another one, over a cache of its own with the same block ids.
+    """Make the draft rounds of a draft model or head, with its own cache that uses the target model's block ids.
 
     Args:
         model: the draft model or head.
         config: sizes of a step and of a block, types, threads.
-        runner: runner of the model that it drafts for.
+        runner: runner of the target model.
         stream: stream of the device; `None` if the host computes.
         batch: batch of the runner.
-        group: the cache group of that model whose blocks it uses.
+        group: cache group of the target model whose block ids are used.
         num_blocks: number of blocks of the cache.
-        max_model_len: tokens that the model can attend to.
+        max_model_len: tokens that the draft model can attend to.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for the cache.
+        MemoryError, RuntimeError: not enough memory for the cache.
     """
     if stream is None:
         own = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len)
@@ -116,7 +116,8 @@ def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepM
 
 
 def check_batch_invariance(model: Model, config: ResolvedConfig) -> str:
-    """Return the first module of a model of `transformers` whose rows have other bits in other batches; "": none.
+    """Return the first module of a `transformers` model whose rows have other bits in other batches; "" if there is
+    none.
 
     Raises:
         ConfigError: the model mixes the rows of requests.

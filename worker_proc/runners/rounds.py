@@ -1,4 +1,5 @@
-"""Rounds of drafts: each drafts one more token of every request. What drafts computes the last draft in between."""
+"""Rounds of drafting: each drafts one more token of every request, after the draft model has computed the last
+draft."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,37 +22,37 @@ Drafts = list[tuple[SlotId, IdArray]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingDrafts:
-    """Drafts that a device is making, for each of E requests."""
+    """Drafts of E requests that a device is making."""
 
     slots_E: Ints
     room_E: Ints
-    """Positions behind the first draft of each request that its blocks have room for; may be negative."""
+    """Positions after the first draft of each request that its blocks have room for; may be negative."""
     token_ids_KE: Tensor
-    """In a host buffer, readable when `event` is done."""
+    """Draft tokens in a host buffer, readable when `event` is done."""
     event: DeviceEvent
 
     @property
     def counts_E(self) -> Ints:
-        """Drafts of each request, at least 1; those behind them have no place in its blocks."""
+        """Drafts of each request, at least 1. Drafts beyond this number have no room in its blocks."""
         counts_E: Ints = 1 + np.clip(self.room_E, 0, len(self.token_ids_KE) - 1)
         return counts_E
 
     def after_wrong(self, num_wrong_E: Ints) -> "PendingDrafts":
-        """Return these, now that it is known how many of the drafts before them were wrong."""
+        """Return these drafts, given how many of the drafts before them were wrong."""
         return replace(self, room_E=self.room_E + num_wrong_E)
 
 
 class DraftRounds(Protocol):
-    """A head or a model that drafts, with its cache."""
+    """A draft model or head, with its cache."""
 
     forward: Forward
-    """Of what drafts."""
+    """`Forward` of the draft model or head."""
 
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
 
     def follow_samples(self, samples: Samples) -> None:
-        """Let the next step of `forward` read what a device has sampled: in place of `DRAFTED`, minus the number of
+        """Let the next step of `forward` read tokens that a device sampled, in place of `DRAFTED` minus the number of
         drafts before a sample."""
 
     def draft(
@@ -63,29 +64,31 @@ class DraftRounds(Protocol):
         num_drafts: int,
         verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
-        """Draft tokens one after another, or have a device do so.
+        """Draft tokens one after another, or enqueue this on a device.
 
-        A draft is drawn with the noise of the token that it drafts, and the parameters of its request. So at any
-        temperature it is right if what drafts and the model agree. The requests do not learn of it.
+        A draft is drawn with the noise of its position and the parameters of its request. So at any temperature it is
+        right if the draft model and the target model agree. The batch is not changed.
 
         Args:
             slots_E: slots of the requests.
-            next_E: the first position of each that is not computed yet.
-            rows_E: the row in the last step of `forward` that the first draft comes from.
-            limits_E: positions that each request has room for.
+            next_E: first position of each request that is not computed yet.
+            rows_E: row in the last step of `forward` that the first draft comes from.
+            limits_E: number of positions that each request has room for.
             num_drafts: most drafts of each request; at least 1.
-            verified: the samples of the step; only the device knows which follow no wrong draft, and takes positions
-                and rows back that are given as if all did. `None` if the host has known.
+            verified: samples of the step, if only the device knows which of them follow no wrong draft. `next_E` and
+                `rows_E` then assume that all drafts were right, and the device corrects them. `None` if the host knows
+                the tokens.
         """
 
 
 def first_draw(model: Model) -> int:
-    """Return how many positions the first draft comes after the first one that is not computed: 1 for a head."""
+    """Return the distance of the first draft from the first position that is not computed: 1 for a head, 0 for a
+    model."""
     return int(isinstance(model, DraftHead))
 
 
 def over_vocabulary(model: Model, logits_EV: Tensor, vocab_size: int) -> Tensor:
-    """Return the logits of what drafts for all tokens of the model: minus infinity for those that it does not draft."""
+    """Return draft logits over the vocabulary of the model: minus infinity for tokens that are never drafted."""
     if not isinstance(model, DraftHead) or model.token_ids_V is None:
         return logits_EV
     all_EV = logits_EV.new_full((len(logits_EV), vocab_size), float("-inf"))
@@ -93,7 +96,7 @@ def over_vocabulary(model: Model, logits_EV: Tensor, vocab_size: int) -> Tensor:
 
 
 def draft_inputs(batch: BatchState, group: int, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> StepInputs:
-    """Return the arrays of a step of what drafts, in the blocks of one cache group of the model."""
+    """Return the arrays of a step of the draft model, in the blocks of one cache group of the target model."""
     inputs = batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
     inputs.groups, inputs.states, inputs.adapters = (inputs.groups[group],), None, None
     return inputs
@@ -105,10 +108,10 @@ class HostRounds:
     Args:
         model: the draft model or head.
         forward: its `Forward`, over its cache.
-        runner: runner of the model that it drafts for.
-        group: the cache group of that model whose blocks it uses.
+        runner: runner of the target model.
+        group: cache group of the target model whose block ids are used.
         batch: batch of the requests.
-        vocab_size: vocabulary size of the model.
+        vocab_size: vocabulary size of the target model.
     """
 
     def __init__(

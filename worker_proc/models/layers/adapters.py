@@ -73,8 +73,7 @@ class LayerAdapters:
         """Whether `add` gets the products of all ranks together."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
         """From the inputs and the products of the layer to products with adapters; `None` if the engine has none. A
-        table
-        gets token ids as inputs."""
+        table gets token ids as inputs."""
 
     @property
     def own_parts(self) -> range:

@@ -111,8 +111,7 @@ class Experts:
         choice_bias: name of a bias of the scores that only the choice depends on; `None` if there is none.
         has_bias: whether gates, ups and downs have biases; the bias of the downs is one tensor, `<stacked_down>_bias`.
         latent_width: width of the experts' inputs and outputs; `fc1_latent_proj` projects the residual stream to it,
-            and
-            `fc2_latent_proj` back. `None` if they read and write the residual stream.
+            and `fc2_latent_proj` back. `None` if they read and write the residual stream.
         has_latent_bias: whether these two have biases.
         input_rule: routing rule of one expert, whose weight multiplies the inputs of the experts (Llama 4); `None` if
             experts read `x` unscaled.

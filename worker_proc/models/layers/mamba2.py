@@ -79,8 +79,7 @@ class Mamba2Mixer:
     Args:
         parameters: parameters of the model.
         name: name of the block; its tensors are `in_proj`, `conv1d`, both divided by `divided_projections`, `A_log`,
-            `D`,
-            `dt_bias`, `norm` and `out_proj`.
+            `D`, `dt_bias`, `norm` and `out_proj`.
         index: index of the layer.
         sizes: sizes of the block, or of a rank's part of it.
         width: width of the residual stream.

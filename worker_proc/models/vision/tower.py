@@ -46,8 +46,7 @@ class Patches:
     """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
     num_keys: int | None = None
     """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. `None`
-    means all
-    are."""
+    means all are."""
     part_lengths: Ints | None = None
     """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. `None` means one part."""
 

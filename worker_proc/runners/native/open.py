@@ -1,4 +1,4 @@
-"""Makes the native runner, and computes what its steps take."""
+"""Makes the native runner, and computes the memory of its steps."""
 
 import torch
 
@@ -31,7 +31,7 @@ def open_runner(
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
-    """Return the memory that the programs plan when they are made, and the sampler's copy of the logits."""
+    """Return the activation memory that the recorded programs plan, and the sampler's copy of the logits."""
     try:
         sizes = {"num_blocks": 1, "max_model_len": config.max_model_len, "num_states": 1}
         programs = build_programs(model, config, **sizes)
@@ -57,15 +57,15 @@ def build_programs(
     """Make the cache of a model that is packed for native programs, and record the programs.
 
     Args:
-        model: shared, not copied.
+        model: model with its weights; shared, not copied.
         config: sizes of a step and of a block, types, threads.
         num_blocks: number of blocks of the cache.
         max_model_len: longest request, in tokens.
-        num_states: slots for the states of layers with a recurrence.
-        min_logits: rows that one call of `logits` must hold, if these are more than `max_num_seqs`.
+        num_states: number of slots for recurrent states.
+        min_logits: rows that one call of `logits` must hold, if more than `max_num_seqs`.
 
     Raises:
-        MemoryError: there is no memory for the cache or for the activations.
+        MemoryError: not enough memory for the cache or for the activations.
     """
     assert model.library is not None, "the model is packed for native programs"
     bounds = StepBounds(

@@ -21,13 +21,13 @@ from octavo.worker_proc.models.base import Model
 
 
 class NativePrograms:
-    """Two programs: up to the last attention over all rows of a step, and the rest over rows whose logits are wanted.
+    """Two programs: one up to the last attention, over all rows of a step, and one for the rest, over rows with logits.
 
-    A pipeline stage that passes its rows on has one program.
+    A pipeline stage that passes its rows on has only the first program.
 
     Args:
         library: library that has the operations.
-        model: recorded here.
+            model: model to record.
         layouts: cache layout of each group.
         num_blocks: number of blocks of the cache.
         bounds: bounds of the steps.
@@ -54,11 +54,11 @@ class NativePrograms:
         self._features: Sequence[Tensor] = ()
         self._cross_queries: Mapping[int, Tensor] = {}
         self._inputs: StepInputs | None = None
-        """Of the last step, whose memory its arguments refer to."""
+        """Arrays of the last step, which its arguments point into."""
         self._step, self._chosen = StepArguments(), StepArguments()
-        """The last arguments of each program."""
+        """Latest arguments of each program."""
         self._last_logits_RV: Tensor | None = None
-        """Those that `logits` has returned last."""
+        """Logits that `logits` returned last."""
         self.use_model(model)
 
     def _record(self, model: Model) -> None:
@@ -80,7 +80,7 @@ class NativePrograms:
         self.attention: RecordedAttention | None = attention
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), attention)
         self._adapters: AdapterInputs | None = None
-        """Of the last step."""
+        """Adapters of the last step."""
         if hidden is None:
             self._parts = (Program(library, fuse(recorder.nodes, []), [], bounds.max_rows),)
             return
@@ -98,7 +98,7 @@ class NativePrograms:
         (self._logits_RV,) = head.results
 
     def use_model(self, model: Model | None) -> None:
-        """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
+        """See `octavo.worker_proc.runners.host.Forward`. The programs are recorded again, over the same cache."""
         self._parts, self._logits_RV, self._features, self.attention = (), None, (), None
         self._cross_queries = {}
         self._last_logits_RV = None
@@ -113,12 +113,12 @@ class NativePrograms:
 
     @property
     def head(self) -> Program | None:
-        """The second one; `None` if this pipeline stage passes its rows on."""
+        """The second program; `None` if this pipeline stage passes its rows on."""
         return self._parts[1] if len(self._parts) > 1 else None
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """All, in the order in which a step runs them."""
+        """All programs, in the order in which a step runs them."""
         return self._parts
 
     @property
@@ -133,7 +133,7 @@ class NativePrograms:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all activations, if every row is used."""
+        """Bytes of all activations of the largest step."""
         return sum(program.num_bytes for program in self.programs) + (
             self.attention.workspace_bytes if self.attention else 0
         )
@@ -170,7 +170,7 @@ class NativePrograms:
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         self._chosen = step = StepArguments(num_rows=len(rows), token_ids=address(rows))
-        step.rows = rows  # a structure does not keep what a number points to
+        step.rows = rows  # keeps the array alive: the struct stores only addresses
         if self._adapters is not None:
             set_adapters(step, self._adapters.of_rows(rows))
         self._run_head()
@@ -195,7 +195,7 @@ class NativePrograms:
         return self._cross_queries
 
     def _threads_of_layers(self, num_rows: int) -> int:
-        # In lock step the experts here may have the tokens of other engines, whose number is not known yet.
+        # In lock step, experts here may get tokens of other engines, whose number is not known yet.
         return self._threads.choose(self.layers.work * (self.layers.max_rows if self._is_lock_step else num_rows))
 
     def choose_threads(self, work: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether the rows of a model depend on their batch: some steps with its weights, whose bits are compared."""
+"""Checks whether the rows of a model depend on their batch: runs a few steps with its weights and compares bits."""
 
 import logging
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from octavo.worker_proc.runners.torch.open import open_attention
 logger = logging.getLogger(__name__)
 
 LENGTHS = (29, 5, 18, 1)
-"""Tokens of the requests; the first is compared."""
+"""Numbers of tokens of the requests. The first request is compared."""
 MAX_RELATIVE_DIFFERENCE = 0.1
-"""Rounding changes rows less; if they differ more, other rows take part in their sums."""
+"""Rounding changes rows by less. If rows differ by more, other rows take part in their sums."""
 
 Part = tuple[int, int, int]
 """A request, and its positions [start, end) that a step computes."""
@@ -33,14 +33,14 @@ Part = tuple[int, int, int]
 
 @torch.inference_mode()
 def check_batch_invariance(model: Model, config: ResolvedConfig) -> str:
-    """Return the first module of a `TransformersModel` whose rows have other bits in other steps; "": all are equal.
+    """Return the first module of a `TransformersModel` whose rows have other bits in other steps; "" if all are equal.
 
     Args:
         model: model with loaded weights.
         config: configuration of its cache.
 
     Raises:
-        ConfigError: rows depend on those of other requests by more than rounding, or positions mean something else.
+        ConfigError: rows depend on other requests by more than rounding, or positions have another meaning.
     """
     assert isinstance(model, TransformersModel), "models of families are batch-invariant"
     runner = _StepRunner(model, config)
@@ -88,7 +88,7 @@ class _StepRunner:
         self.model = model
         self._block_size = config.block_size
         self._blocks_each = -(-max(LENGTHS) // config.block_size)
-        """Of each request in each cache group."""
+        """Number of blocks of each request in each cache group."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.tensor([token for token in range(config.model.vocab_size) if token not in model.padding_ids])
         self._tokens = [tokens[torch.randint(len(tokens), (length,), generator=generator)] for length in LENGTHS]
@@ -98,7 +98,7 @@ class _StepRunner:
         self.forward = TorchForward(model, attention, max(LENGTHS))
 
     def run(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
-        """Compute a step; returns the hidden states and the logits of the first request."""
+        """Compute a step. Return the hidden states and the logits of the first request."""
         first = self._first_row(parts)
         ((start, end),) = ((start, end) for request, start, end in parts if request == 0)
         outputs: list[Tensor] = []
@@ -114,7 +114,7 @@ class _StepRunner:
         return outputs[0][first : first + end - start].float(), self.forward.logits(rows).clone()
 
     def run_with_own_positions(self) -> tuple[Tensor, Tensor]:
-        """Compute the whole first request, without telling the model its positions."""
+        """Compute the complete first request without passing positions to the model."""
         self.model.counts_positions = True
         try:
             return self.run(((0, 0, LENGTHS[0]),))
@@ -122,7 +122,8 @@ class _StepRunner:
             self.model.counts_positions = False
 
     def first_difference(self, step: Sequence[Part], start: int, end: int) -> str:
-        """Return the first module whose rows in a step differ from those of the whole request; its keys are cached."""
+        """Return the first module whose rows in a step differ from those of the undivided request, whose keys are
+        cached."""
         expected = self._record(((0, 0, LENGTHS[0]),))
         actual = self._record(step)
         names = {name.removesuffix(" input") for name in expected}
@@ -136,7 +137,7 @@ class _StepRunner:
         return type(self.model.module).__name__
 
     def _record(self, parts: Sequence[Part]) -> dict[str, Tensor]:
-        """Return the rows of the first request that go into each module and come out of it, in order."""
+        """Return the inputs and outputs of each module for the rows of the first request, in order."""
         first = self._first_row(parts)
         found: dict[str, Tensor] = {}
         ((start, end),) = ((start, end) for request, start, end in parts if request == 0)

@@ -88,8 +88,8 @@ class TorchForward:
             self._model.adapter_rows.grouped = None if adapters is None else adapters.grouped()
 
     def join_step(self) -> None:
-        """See `octavo.worker_proc.executor.runner.Runner`; engines that compute through torch do not divide experts."""
+        """See `octavo.worker_proc.executor.runner.Runner`. Engines that compute through torch do not divide experts."""
 
     def choose_threads(self, work: int) -> int:
-        """Return one: only sampling is native work between two runs."""
+        """Return 1: between two runs only sampling is native."""
         return 1

@@ -1,4 +1,4 @@
-"""Makes the torch runner, and measures what its steps take."""
+"""Makes the torch runner, and measures the memory of its steps."""
 
 import torch
 
@@ -21,8 +21,8 @@ from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_
 from octavo.worker_proc.runners.torch.forward import TorchForward
 
 MEASURED_TOKENS = 128
-"""Tokens of the step that is measured. Activations grow in proportion to tokens, so a larger budget is
-scaled up from here instead of making every start-up wait for a full step."""
+"""Tokens of the measured step. Activations grow in proportion to tokens, so larger steps are extrapolated instead of
+making every start-up wait for a full step."""
 
 _SAMPLED: RequestParams = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
 
@@ -48,7 +48,7 @@ def open_attention(
     """Make the cache, and the attention over it: native if the model has a library.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for it.
+        MemoryError, RuntimeError: not enough memory.
     """
     groups = model.cache_groups
     if model.library is None:
@@ -61,12 +61,12 @@ def open_attention(
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
-    """Run two short steps, which also warm the kernels up, and scale the result to the largest ones.
+    """Run two short steps, which also warm up the kernels, and scale the result to the largest steps.
 
-    The first is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget; the second decodes
-    `max_num_seqs` requests and samples for each. What attention needs for a request of `max_model_len` tokens is
-    computed. The measured part is never less than the logits of all samples and one copy of them: memory that was
-    reused from an earlier peak cannot be seen from outside.
+    The first is a prefill chunk without a sample, scaled from `MEASURED_TOKENS` to the token budget. The second decodes
+    `max_num_seqs` requests and samples for each. The workspace of attention for a request of `max_model_len` tokens is
+    computed. The measured part is at least the logits of all samples and one copy of them: memory that is reused from
+    an earlier peak cannot be measured.
     """
     budget, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
     num_tokens = min(budget, MEASURED_TOKENS, config.max_model_len)
@@ -79,7 +79,7 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
 
 
 def _workspace_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
-    """Return what attention needs for requests of `max_model_len` tokens."""
+    """Return the workspace bytes of attention for requests of `max_model_len` tokens."""
     if model.library is not None:
         attention = open_attention(model, config, num_blocks=1, num_states=0, max_model_len=config.max_model_len)
         assert isinstance(attention, NativeCacheAttention), "the attention of a model with a library"
@@ -92,7 +92,7 @@ def _workspace_bytes(model: Model, device: Device, config: ResolvedConfig) -> in
 
 
 def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: list[int], *, samples: bool) -> int:
-    """Return how far memory rises in one step of equal requests; its cache, made before, does not count."""
+    """Return the memory growth of one step of equal requests. Its cache, allocated before, does not count."""
     num_tokens = lengths[0]
     blocks_each = -(-num_tokens // config.block_size)
     num_groups, has_states = len(model.cache_groups), model.state_group is not None
