@@ -50,7 +50,7 @@ def new_slots(
     shape: LoraShape,
     device: torch.device,
     library: NativeLibrary | None = None,
-    gather: Callable[[Tensor], Tensor] | None = None,
+    exchange: Callable[[Tensor], Tensor] | None = None,
 ) -> LoraSlots:
     """Return empty slots for the adapters of one layer.
 
@@ -58,12 +58,14 @@ def new_slots(
         shape: of the layer, or of this rank's part of it.
         device: of its weight.
         library: that computes; None: torch, or Triton on a GPU.
-        gather: for a layer whose inputs ranks divide: returns the sums of all ranks, given those of this one, in a
-            native program. None: a rank adds what its own inputs give.
+        exchange: returns the products of the rows with A, given those with this worker's part of A. Native programs
+            gather them: those of all workers side by side. Others gather them if workers hold different rows of A
+            (`LoraShape.num_a_parts`), and add them up if workers hold different columns. `None` if B is multiplied with
+            what is here.
     """
     if library is not None:
-        return native.NativeLora(shape, library, gather)
-    return choose("lora", _SLOTS, device)(shape, device)
+        return native.NativeLora(shape, library, exchange)
+    return choose("lora", _SLOTS, device)(shape, device, exchange)
 
 
 def lora(x_TI: Tensor, y_TO: Tensor, slots: LoraSlots, rows: AdapterRows) -> Tensor:

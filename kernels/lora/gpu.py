@@ -2,9 +2,10 @@
 
 The host knows nothing of the rows, so steps remain CUDA graphs. A row's sums are its own column of a tensor core
 product, in segments of the inputs that are added in order: neither other rows nor their adapters change its bits.
+Workers that divide both factors exchange the sums between the two kernels, as captured collectives of the same graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -25,24 +26,37 @@ _SEGMENT_INPUTS = 1024
 _MAX_SEGMENTS = 8
 
 
-def new_slots(shape: LoraShape, device: torch.device) -> "GpuLora":
+def new_slots(shape: LoraShape, device: torch.device, exchange: Callable[[Tensor], Tensor] | None = None) -> "GpuLora":
     """Return empty slots."""
-    return GpuLora(shape, device)
+    return GpuLora(shape, device, exchange)
 
 
 class GpuLora:
-    """The adapters of one layer. Tensors stay where they are, so captured graphs see what is put into a slot."""
+    """The adapters of one layer. Tensors stay where they are, so captured graphs see what is put into a slot.
 
-    def __init__(self, shape: LoraShape, device: torch.device) -> None:
+    Args:
+        shape: of the layer here.
+        device: of its weight.
+        exchange: see `octavo.kernels.lora.new_slots`.
+    """
+
+    def __init__(
+        self, shape: LoraShape, device: torch.device, exchange: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        assert exchange is not None or shape.num_a_parts == 1, "workers that divide the rows of A gather sums"
         self.shape = shape
-        num_parts, self._ranks_at_once = len(shape.parts), min(_MAX_RANKS, max(16, _power_of_two(shape.max_rank)))
-        self._max_rank = -(-shape.max_rank // self._ranks_at_once) * self._ranks_at_once
-        a_dims = (num_parts, self._max_rank, shape.num_inputs)
+        self._exchange = exchange
+        num_parts, ranks_at_once = len(shape.parts), _ranks_at_once(shape.max_rank)
+        self._max_rank = -(-shape.max_rank // ranks_at_once) * ranks_at_once
+        self._own_rank = self._max_rank if shape.num_a_parts == 1 else shape.own_rank
+        """Rows of A that are here, for each part."""
+        a_dims = (num_parts, self._own_rank, shape.num_inputs)
         if shape.is_table:
-            a_dims = (num_parts, shape.num_inputs, self._max_rank)
+            a_dims = (num_parts, shape.num_inputs, self._own_rank)
         self._a = torch.zeros(shape.num_entries, *a_dims, dtype=shape.dtype, device=device)
         self._b = torch.zeros(shape.num_entries, shape.num_outputs, self._max_rank, dtype=shape.dtype, device=device)
         self._ranks_SP = torch.zeros(shape.num_entries, num_parts, dtype=torch.int32, device=device)
+        self._own_ranks_SP = self._ranks_SP if shape.num_a_parts == 1 else torch.zeros_like(self._ranks_SP)
         self._scales_SP = torch.zeros(shape.num_entries, num_parts, device=device)
         starts = torch.tensor([0, *shape.parts]).cumsum(0)
         self._starts = starts.tolist()
@@ -65,6 +79,9 @@ class GpuLora:
         ranks, scales = (torch.tensor(row).view(len(entries), -1) for row in zip(*numbers, strict=True))
         rows = slice(entries.start, entries.stop)
         self._ranks_SP[rows] = ranks.to(self._ranks_SP)
+        if self.shape.num_a_parts > 1:
+            own_ranks = (ranks - self.shape.a_part * self._own_rank).clamp(0, self._own_rank)
+            self._own_ranks_SP[rows] = own_ranks.to(self._ranks_SP)
         self._scales_SP[rows] = scales.to(self._scales_SP)
 
     def _entries(self, slot: int) -> range:
@@ -77,10 +94,11 @@ class GpuLora:
             part.check(self.shape, index)
             # Programs read whole blocks of ranks: those beyond the adapter's are zero.
             self._a[slot, index].zero_()
+            own_RI = self.shape.own_rows(part.a_RI)
             if self.shape.is_table:
-                self._a[slot, index, :, : part.rank] = part.a_RI.t().to(self._a)
+                self._a[slot, index, :, : len(own_RI)] = own_RI.t().to(self._a)
             else:
-                self._a[slot, index, : part.rank] = part.a_RI.to(self._a)
+                self._a[slot, index, : len(own_RI)] = own_RI.to(self._a)
             rows = slice(self._starts[index], self._starts[index + 1])
             self._b[slot, rows].zero_()
             self._b[slot, rows, : part.rank] = part.b_OR.to(self._b)
@@ -88,12 +106,34 @@ class GpuLora:
     def clear(self, slot: int) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
         entries = self._entries(slot)
-        self._ranks_SP[entries.start : entries.stop].zero_()
+        for ranks_SP in (self._ranks_SP, self._own_ranks_SP):
+            ranks_SP[entries.start : entries.stop].zero_()
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""
         slots_T = self._slots_of(rows, y_TO)
-        return self._expanded(y_TO, self._sums(x_TI, slots_T), slots_T) if len(x_TI) else y_TO
+        if not len(x_TI):
+            return y_TO
+        sums_TX = self._sums(x_TI, slots_T)
+        if self._exchange is not None:
+            sums_TX = self._exchange(self._added_segments(sums_TX))
+        return self._expanded(y_TO, sums_TX, slots_T)
+
+    def _added_segments(self, sums_TX: Tensor) -> Tensor:
+        """Return the sums of all segments, shape (T, parts * rows of A here): workers send each other no more."""
+        if self._num_segments == 1:
+            return sums_TX
+        num_rows, num_parts = len(sums_TX), len(self.shape.parts)
+        added_TX = sums_TX.new_empty(num_rows, num_parts * self._own_rank)
+        _add_segments_kernel[num_rows, num_parts](
+            sums_TX,
+            added_TX,
+            OWN_RANK=self._own_rank,
+            NUM_PARTS=num_parts,
+            NUM_SEGMENTS=self._num_segments,
+            RANKS=_power_of_two(self._own_rank),
+        )
+        return added_TX
 
     def add_pairs(self, x_SI: Tensor, y_SO: Tensor, pairs: "PairSlots") -> Tensor:
         """Do the same for pairs of a token and an expert; in place."""
@@ -110,12 +150,13 @@ class GpuLora:
         """Return the products with A, a row for each slot; `rows_per_x` rows in succession are of the same inputs."""
         num_rows = len(slots_R)
         x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
-        num_parts, num_blocks = len(self.shape.parts), self._max_rank // self._ranks_at_once
-        sums_TX = x_TI.new_empty(num_rows, num_parts * self._num_segments * self._max_rank, dtype=torch.float32)
+        num_parts, ranks_at_once = len(self.shape.parts), _ranks_at_once(self._own_rank)
+        num_blocks = triton.cdiv(self._own_rank, ranks_at_once)
+        sums_TX = x_TI.new_empty(num_rows, num_parts * self._num_segments * self._own_rank, dtype=torch.float32)
         _shrink_kernel[triton.cdiv(num_rows, _ROWS), num_parts * num_blocks, self._num_segments](
             x_TI,
             self._a,
-            self._ranks_SP,
+            self._own_ranks_SP,
             slots_R,
             order_R,
             sums_TX,
@@ -123,11 +164,11 @@ class GpuLora:
             self.shape.num_inputs,
             x_TI.stride(0),
             ROWS_PER_X=rows_per_x,
-            MAX_RANK=self._max_rank,
+            OWN_RANK=self._own_rank,
             NUM_PARTS=num_parts,
             NUM_SEGMENTS=self._num_segments,
             ROWS=_ROWS,
-            RANKS=self._ranks_at_once,
+            RANKS=ranks_at_once,
             INPUTS=_INPUTS,
         )
         return sums_TX
@@ -165,10 +206,12 @@ class GpuLora:
             y_TO.stride(0),
             IS_NEW=is_new,
             MAX_RANK=self._max_rank,
+            OWN_RANK=self._own_rank,
+            NUM_A_PARTS=self.shape.num_a_parts,
             NUM_PARTS=num_parts,
-            NUM_SEGMENTS=self._num_segments,
+            NUM_SEGMENTS=self._num_segments if self._exchange is None else 1,
             ROWS=_ROWS,
-            RANKS=self._ranks_at_once,
+            RANKS=_ranks_at_once(self._max_rank),
             OUTPUTS=_OUTPUTS,
         )
         return y_TO
@@ -176,6 +219,10 @@ class GpuLora:
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def _ranks_at_once(rank: int) -> int:
+    return min(_MAX_RANKS, max(16, _power_of_two(rank)))
 
 
 class PairSlots:
@@ -220,7 +267,7 @@ def _shrink_kernel(
     num_inputs,
     x_stride,
     ROWS_PER_X: tl.constexpr,
-    MAX_RANK: tl.constexpr,
+    OWN_RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -228,7 +275,7 @@ def _shrink_kernel(
     INPUTS: tl.constexpr,
 ):
     rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
-    NUM_BLOCKS: tl.constexpr = MAX_RANK // RANKS
+    NUM_BLOCKS: tl.constexpr = (OWN_RANK + RANKS - 1) // RANKS
     part, block, segment = tl.program_id(1) // NUM_BLOCKS, tl.program_id(1) % NUM_BLOCKS, tl.program_id(2)
     num_steps = tl.cdiv(num_inputs, INPUTS)
     begin = (num_steps * segment // NUM_SEGMENTS) * INPUTS
@@ -240,19 +287,44 @@ def _shrink_kernel(
         is_own = slots == slot
         rank = tl.load(ranks_ptr + slot * NUM_PARTS + part)
         if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > block * RANKS):
-            a_rows = ((slot * NUM_PARTS + part) * MAX_RANK + ranks.to(tl.int64)) * num_inputs
+            a_rows = ((slot * NUM_PARTS + part) * OWN_RANK + ranks.to(tl.int64)) * num_inputs
             sums = tl.zeros((ROWS, RANKS), tl.float32)
             for start in range(begin, end, INPUTS):
                 inputs = start + tl.arange(0, INPUTS)
                 is_input = (inputs < num_inputs)[None, :]
                 x_places = (rows // ROWS_PER_X)[:, None] * x_stride + inputs[None, :]
                 x = tl.load(x_ptr + x_places, mask=is_own[:, None] & is_input, other=0.0)
-                a = tl.load(a_ptr + a_rows[:, None] + inputs[None, :], mask=is_input, other=0.0)
+                is_a = is_input
+                if OWN_RANK % RANKS:
+                    is_a = is_input & (ranks < OWN_RANK)[:, None]
+                a = tl.load(a_ptr + a_rows[:, None] + inputs[None, :], mask=is_a, other=0.0)
                 sums = tl.dot(x.to(a.dtype), a.T, sums, input_precision="ieee")
             result = tl.where(is_own[:, None], sums, result)
         slot = tl.min(tl.where(slots > slot, slots, 1 << 30), 0)
-    places = rows * (NUM_PARTS * NUM_SEGMENTS * MAX_RANK) + (part * NUM_SEGMENTS + segment) * MAX_RANK
-    tl.store(sums_ptr + places[:, None] + ranks[None, :], result, mask=(slots >= 0)[:, None])
+    places = rows * (NUM_PARTS * NUM_SEGMENTS * OWN_RANK) + (part * NUM_SEGMENTS + segment) * OWN_RANK
+    is_stored = (slots >= 0)[:, None]
+    if OWN_RANK % RANKS:
+        is_stored = is_stored & (ranks < OWN_RANK)[None, :]
+    tl.store(sums_ptr + places[:, None] + ranks[None, :], result, mask=is_stored)
+
+
+@triton.jit
+def _add_segments_kernel(
+    sums_ptr,
+    added_ptr,
+    OWN_RANK: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Add up the segments of a row's part, in the order of `_expand_kernel`. Rows without an adapter stay undefined."""
+    part = tl.program_id(0).to(tl.int64) * NUM_PARTS + tl.program_id(1)
+    ranks = tl.arange(0, RANKS)
+    added = tl.zeros((RANKS,), tl.float32)
+    for segment in tl.static_range(NUM_SEGMENTS):
+        places = (part * NUM_SEGMENTS + segment) * OWN_RANK + ranks
+        added += tl.load(sums_ptr + places, mask=ranks < OWN_RANK, other=0.0)
+    tl.store(added_ptr + part * OWN_RANK + ranks, added, mask=ranks < OWN_RANK)
 
 
 @triton.jit  # long: arguments take a line each
@@ -270,6 +342,8 @@ def _expand_kernel(
     y_stride,
     IS_NEW: tl.constexpr,
     MAX_RANK: tl.constexpr,
+    OWN_RANK: tl.constexpr,
+    NUM_A_PARTS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -277,6 +351,7 @@ def _expand_kernel(
     OUTPUTS: tl.constexpr,
 ):
     rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
+    WIDTH: tl.constexpr = NUM_PARTS * NUM_SEGMENTS * OWN_RANK
     part = tl.program_id(2)
     part_end = tl.load(starts_ptr + part + 1)
     outputs = tl.load(starts_ptr + part) + tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -291,13 +366,17 @@ def _expand_kernel(
         if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > 0):
             scale = tl.load(scales_ptr + slot * NUM_PARTS + part)
             b_rows = (slot * num_outputs + outputs.to(tl.int64)) * MAX_RANK
-            places = rows * (NUM_PARTS * NUM_SEGMENTS * MAX_RANK) + part * NUM_SEGMENTS * MAX_RANK
+            places = rows * (NUM_A_PARTS * WIDTH) + part * NUM_SEGMENTS * OWN_RANK
             sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
             for block in range(0, rank, RANKS):
+                columns, is_h = block + ranks, is_own[:, None]
+                if NUM_A_PARTS > 1:  # the sums of each worker lie side by side
+                    is_h = is_h & (columns < rank)[None, :]
+                    columns = columns // OWN_RANK * WIDTH + columns % OWN_RANK
                 h = tl.zeros((ROWS, RANKS), tl.float32)
                 for segment in tl.static_range(NUM_SEGMENTS):
-                    h_places = places + segment * MAX_RANK + block
-                    h += tl.load(sums_ptr + h_places[:, None] + ranks[None, :], mask=is_own[:, None], other=0.0)
+                    h_places = places + segment * OWN_RANK
+                    h += tl.load(sums_ptr + h_places[:, None] + columns[None, :], mask=is_h, other=0.0)
                 b_places = b_rows[:, None] + block + ranks[None, :]
                 b = tl.load(b_ptr + b_places, mask=is_output[:, None], other=0.0)
                 sums = tl.dot((h * scale).to(b.dtype), b.T, sums, input_precision="ieee")

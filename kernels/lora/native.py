@@ -81,15 +81,15 @@ class NativeLora:
     Args:
         shape: of the layer here.
         library: that computes.
-        gather: returns the sums of all workers, given those of this one; None: it has all inputs and all of A.
+        exchange: returns the sums of all workers, given those of this one; None: it has all inputs and all of A.
     """
 
     def __init__(
-        self, shape: LoraShape, library: NativeLibrary, gather: Callable[[Tensor], Tensor] | None = None
+        self, shape: LoraShape, library: NativeLibrary, exchange: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        assert gather is not None or shape.num_ranks == shape.num_a_parts == 1, "workers that divide A gather sums"
+        assert exchange is not None or shape.num_ranks == shape.num_a_parts == 1, "workers that divide A gather sums"
         self.shape = shape
-        self._gather = gather
+        self._exchange = exchange
         self._library = library
         num_parts = len(shape.parts)
         self._group_rank = padded_rank(shape.max_rank, shape.num_a_parts)
@@ -169,7 +169,7 @@ class NativeLora:
         if x_TI.device.type == "recorded":
             x, y = value_of(x_TI), value_of(y_TO)
             return self._record_expand(y, self._shrink_node(x, Buffer(self.sums_width)))
-        assert self._gather is None, "ranks exchange rows in programs only"
+        assert self._exchange is None, "ranks exchange rows in programs only"
         if rows.grouped is None:
             return y_TO
         sums = Matrix.of(sums_TX := x_TI.new_empty(len(x_TI), self.sums_width, dtype=torch.float32))
@@ -227,8 +227,8 @@ class NativeLora:
     def _record_expand(self, y: Value, source: Node) -> Tensor:
         recorder = y.recorder
         sums = recorder.append(source, (self.sums_width,))
-        if self._gather is not None:
-            sums = value_of(self._gather(as_tensor(sums)))
+        if self._exchange is not None:
+            sums = value_of(self._exchange(as_tensor(sums)))
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self.structure(of_all_workers=True))

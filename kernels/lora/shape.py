@@ -30,7 +30,6 @@ class LoraShape:
     a_part: int = 0
     num_a_parts: int = 1
     """Workers that hold as many rows of A each, in order, and gather the sums; and which of them this one is."""
-
     num_experts: int = 1
     """Layers of these sizes that each adapter has matrices for: those of the experts here."""
 
@@ -40,6 +39,15 @@ class LoraShape:
         return self.num_slots * self.num_experts
 
     @property
+    def own_rank(self) -> int:
+        """Most rows of A that this worker holds for each part, in the kernels of GPUs and torch."""
+        return -(-self.max_rank // self.num_a_parts)
+
+    def own_rows(self, a_RI: Tensor) -> Tensor:
+        """Return the rows of an adapter's A that this worker holds; none if the others hold all."""
+        return a_RI[self.a_part * self.own_rank :][: self.own_rank]
+
+    @property
     def num_outputs(self) -> int:
         """Of all parts."""
         return sum(self.parts)
@@ -47,8 +55,8 @@ class LoraShape:
     @property
     def num_bytes(self) -> int:
         """Bytes of adapters of the largest rank in all slots."""
-        elements = self.num_outputs + len(self.parts) * self.num_inputs
-        return self.num_entries * self.max_rank * elements * self.dtype.itemsize
+        elements = self.max_rank * self.num_outputs + self.own_rank * len(self.parts) * self.num_inputs
+        return self.num_entries * elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lora_workers import add_on_workers
 from pairwise import LONG_IF_INTERPRETED
 
 from octavo.kernels.lora import gpu, lora, lora_embedding, reference
@@ -52,6 +53,43 @@ def test_products(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     slots.clear(0)
     rows = rows_of([0] * 37, num_slots, device)
     assert torch.equal(lora(x_TI.to(device), y_TO.clone().to(device), slots, rows).cpu(), y_TO)
+
+
+@pytest.mark.parametrize("divides_inputs", [False, True])
+def test_workers_that_divide_both_factors(device: torch.device, divides_inputs: bool) -> None:
+    """A of 35 rows on each of two workers, in two segments; or half of the inputs, in one."""
+    dtype, size = torch.bfloat16, 2
+    case = Case(2100, (40,), ((16,), (70,))) if divides_inputs else Case(2100, (40, 16), ((16, 8), (70, 0)))
+    whole = filled(case, dtype, device)
+    noise = torch.Generator().manual_seed(0)
+    x_TI = torch.randn(20, case.num_inputs, generator=noise).to(device, dtype)
+    y_TO = torch.randn(20, sum(case.parts), generator=noise).to(device, dtype)
+    of_rows = torch.randint(-1, 2, (20,), generator=noise).tolist()
+    expected_TO = lora(x_TI, y_TO.clone(), whole, rows_of(of_rows, 2, device))
+
+    def added(chosen: slice) -> torch.Tensor:
+        """Return the outputs of some rows."""
+        rows = rows_of(of_rows[chosen], 2, device)
+        out_TO, num_bytes = add_on_workers(
+            lambda shape, exchange: gpu.new_slots(shape, device, exchange),
+            case,
+            dtype,
+            size,
+            x_TI[chosen],
+            y_TO[chosen],
+            rows,
+            divides_inputs=divides_inputs,
+        )
+        assert num_bytes <= whole.num_bytes / size
+        return out_TO
+
+    out_TO = added(slice(None))
+    if divides_inputs:
+        torch.testing.assert_close(out_TO, expected_TO, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * 4)
+    else:
+        assert torch.equal(out_TO, expected_TO)
+    for row in (0, 19):
+        assert torch.equal(added(slice(row, row + 1))[0], out_TO[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

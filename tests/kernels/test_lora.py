@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from lora_workers import add_on_workers
 from torch import Tensor
 
 from octavo.kernels.lora import LoraSlots, lora, lora_embedding, new_slots, reference
@@ -56,6 +57,32 @@ def check(slots: LoraSlots, case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_products_through_torch(case: Case, dtype: torch.dtype) -> None:
     check(filled(new_slots(case.shape(dtype), CPU), case, dtype), case, dtype)
+
+
+@pytest.mark.parametrize(("case", "divides_inputs"), [(CASES[1], False), (CASES[3], True)])
+def test_workers_that_divide_both_factors_through_torch(case: Case, divides_inputs: bool) -> None:
+    dtype = torch.float32
+    x_TI, y_TO, of_rows = random_batch(case, 40, dtype)
+
+    def added(chosen: slice) -> Tensor:
+        """Return the outputs of some rows."""
+        out_TO, _ = add_on_workers(
+            lambda shape, exchange: new_slots(shape, CPU, exchange=exchange),
+            case,
+            dtype,
+            2,
+            x_TI[chosen],
+            y_TO[chosen],
+            rows_of(of_rows[chosen], len(case.ranks)),
+            divides_inputs=divides_inputs,
+        )
+        return out_TO
+
+    out_TO = added(slice(None))
+    expected_TO = reference.lora(x_TI, y_TO, of_rows, case.adapters(dtype), case.shape(dtype))
+    torch.testing.assert_close(out_TO, expected_TO, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * 4)
+    for row in (0, 39):
+        assert torch.equal(added(slice(row, row + 1))[0], out_TO[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

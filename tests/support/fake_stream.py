@@ -167,6 +167,10 @@ class _Recorder(TorchDispatchMode):
             self.nodes.append(name)
             return kwargs.get("out", args[0])
         result = func(*args, **kwargs)
+        if name.startswith("c10d::"):  # all ranks capture and replay it in the same order
+            self.launches.append(lambda: func(*args, **kwargs)[1].wait())
+            self.nodes.append(name)
+            return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if any(_address(output) in {_address(tensor) for tensor in inputs} for output in outputs):
             return result  # a view stays one

@@ -146,12 +146,15 @@ def rotate_and_store(
     rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
 
 
-def add_adapters(num_rows: int, max_rank: int) -> None:
-    """Add the adapters of 8 slots to the queries, keys and values of some rows."""
-    shape = LoraShape(4096, (4096, 1024, 1024), 8, max_rank, BF16)
+def add_adapters(num_rows: int, max_rank: int, num_workers: int = 1) -> None:
+    """Add the adapters of 8 slots to the queries, keys and values of some rows; workers divide both factors."""
+    parts = tuple(width // num_workers for width in (4096, 1024, 1024))
+    shape = LoraShape(4096, parts, 8, max_rank, BF16, num_a_parts=num_workers)
     rows = AdapterRows(8)
     rows.slots_T = empty(num_rows, dtype=I64)
-    lora.GpuLora(shape, torch.device("meta")).add(empty(num_rows, 4096), empty(num_rows, 6144), rows)
+    exchange = (lambda sums: torch.cat([sums] * num_workers, 1)) if num_workers > 1 else None
+    slots = lora.GpuLora(shape, torch.device("meta"), exchange)
+    slots.add(empty(num_rows, 4096), empty(num_rows, sum(parts)), rows)
 
 
 GPUS = {
@@ -401,6 +404,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 50),
     "lora, 64 rows, rank 16": lambda: add_adapters(64, 16),
     "lora, 64 rows, rank 64": lambda: add_adapters(64, 64),
+    "lora, 64 rows, rank 16 of 2 workers": lambda: add_adapters(64, 16, 2),
     "multiply, LFM2": lambda: multiply_rows.multiply(empty(8, 2048), empty(8, 2048), has_silu=False),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),

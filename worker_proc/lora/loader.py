@@ -32,11 +32,6 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
             "--enable-tp-invariant-inference: without native kernels, sums of adapters depend on the number of ranks",
             hint="leave --enable-lora or --enable-tp-invariant-inference out",
         )
-    if config.lora.is_fully_sharded and model.library is None and config.tensor_parallel_size > 1:
-        raise ConfigError(
-            "--fully-sharded-loras needs the native kernels of CPUs",
-            hint="leave it out: each worker then holds a part of one factor, and all of the other",
-        )
     group, stages, device = model.parameters.group, model.exchange, model.device
 
     def agree(is_loaded: bool) -> bool:

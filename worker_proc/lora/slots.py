@@ -92,7 +92,7 @@ class AdapterSlots:
         division = divide(layer, shape, model, is_fully_sharded=config.is_fully_sharded)
         self._divisions[layer] = division
         layer.follows_exchange = division.follows_exchange
-        return new_slots(division.shape, model.device, model.library, division.gather)
+        return new_slots(division.shape, model.device, model.library, division.exchange)
 
     @property
     def num_bytes(self) -> int:
@@ -232,13 +232,18 @@ def _addition(
         return partial(_add_lookup, slots=slots, rows=rows, first_id=layer.first_id)
     add = partial(lora, slots=slots, rows=rows)
     own, gather_outputs = division.outputs, division.gather_outputs
-    if own is None or gather_outputs is None:
+    if own is None:
         return add
 
     def add_own_outputs(x_TI: Tensor, y_TO: Tensor) -> Tensor:
         width = y_TO.shape[1]
         _, own_TP, _ = y_TO.split([own.start, len(own), width - own.stop], dim=1)
-        return gather_outputs(add(x_TI, own_TP))
+        new_TP = add(x_TI, own_TP)
+        if gather_outputs is not None:
+            return gather_outputs(new_TP)
+        if new_TP is not own_TP:  # not computed in place
+            own_TP.copy_(new_TP)
+        return y_TO
 
     return add_own_outputs
 

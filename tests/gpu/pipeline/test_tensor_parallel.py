@@ -1,22 +1,22 @@
 """Ranks that share every layer on GPUs: each is a process here, with Gloo in place of NCCL."""
 
-import multiprocessing
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from forked_ranks import on_forked_ranks
 from gpu_steps import SETTINGS, SPECS, new_stream, prompt
 from step_recorder import StepRecorder, without_time
 from tiny_heads import make_head
 from tiny_models import make_tiny
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Driver, worker_config
 
 from octavo.kernels import linear
 from octavo.kernels.linear import gpu as linear_gpu
 from octavo.protocol.config import ResolvedConfig
-from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all
+from octavo.worker_proc.parallel.distributed import DistributedRanks
 from octavo.worker_proc.weights.load import load_model
 
 pytestmark = [
@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(not IS_INTERPRETING, reason="ranks are forked processes, which cannot use a GPU"),
 ]
 CPU = torch.device("cpu")
-LIMIT_S = 150.0
 MODEL = {
     "hidden_size": 48,
     "intermediate_size": 256,
@@ -35,31 +34,17 @@ MODEL = {
 }
 
 
-def compute_rank(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    size = config.tensor_parallel_size
-    join_all("cpu", FileStore(str(rendezvous), size), rank, size)
-    model = load_model(config, lambda fraction: None, device=CPU, rank=rank, group=DistributedRanks(rank, size))
+def compute_rank(config: ResolvedConfig, whole: StepRecorder, group: DistributedRanks, rank: int) -> None:
+    model = load_model(config, lambda fraction: None, device=CPU, rank=rank, group=group)
     own = StepRecorder(model, config, new_stream(CPU))
     for plan in whole.plans:
         own.compute(plan)
     assert without_time(own.results) == without_time(whole.results)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def compute_ranks(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path) -> None:
     """Compute the plans of `whole` with ranks in processes of their own."""
-    fork, size = multiprocessing.get_context("fork"), config.tensor_parallel_size
-    ranks = [fork.Process(target=compute_rank, args=(config, whole, rendezvous, rank)) for rank in range(size)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(LIMIT_S)
-    codes = [rank.exitcode for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-    assert codes == [0] * size
+    on_forked_ranks(config.tensor_parallel_size, rendezvous, partial(compute_rank, config, whole))
 
 
 @pytest.mark.parametrize(
