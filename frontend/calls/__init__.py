@@ -1,1 +1,1 @@
-"""Calls: what a server keeps of each HTTP request, for tenants, traces and the access log."""
+"""Calls: accounting of each HTTP request, for tenants, traces and the access log."""

@@ -1,4 +1,4 @@
-"""`AccessLog`: a JSON object for each HTTP request, with token counts (`--access-log-file`)."""
+"""`AccessLog`: writes a JSON object for each HTTP request, with token counts (`--access-log-file`)."""
 
 import logging
 import logging.handlers
@@ -13,7 +13,7 @@ from octavo.protocol.errors import ConfigError
 
 
 class AccessLog:
-    """Appends lines to a file, which other programs may rotate: a file that was moved away is made again.
+    """Appends lines to a file. Other programs may rotate it: if the file was moved, it is created again.
 
     Args:
         path: the path of the file; "-": standard output.
@@ -43,8 +43,8 @@ class AccessLog:
 
         Args:
             path: the path of the request.
-            started_s: when the request came, in seconds since the epoch.
-            fields: besides the time; those that are None are left out.
+            started_s: Unix time in seconds at which the request arrived.
+            fields: additional fields; None values are omitted.
         """
         if path in self._silent_paths:
             return

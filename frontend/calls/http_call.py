@@ -1,4 +1,4 @@
-"""`HttpCall`: one HTTP request, with the figures of the requests to the engine that it causes."""
+"""`HttpCall`: one HTTP request, with the statistics of the engine requests that it causes."""
 
 import time
 from collections.abc import Callable
@@ -15,22 +15,22 @@ from octavo.frontend.tenants.usage import TenantUsage
 _CALL = "octavo.call"
 
 CALLER = "octavo.caller"
-"""Key of scopes whose `Caller` is known before their call is made: requests that this server makes for a tenant."""
+"""Key of scopes whose `Caller` is known before the call is created: requests that this server makes for a tenant."""
 
 
 class Caller(NamedTuple):
-    """A tenant, and where its tokens are counted."""
+    """A tenant, and the counter of its tokens."""
 
     tenant: Tenant
     usage: TenantUsage
 
 
 class HttpCall:
-    """Counts what its requests use, makes their spans, and becomes a line of the access log.
+    """Counts the usage of its engine requests, creates their spans, and becomes one line of the access log.
 
     Args:
-        scope: the ASGI scope of the HTTP request; the call can be found in it from now on.
-        tracer: makes the spans; None: nobody does.
+        scope: the ASGI scope of the HTTP request, in which the call is stored.
+        tracer: creates the spans; None: no spans.
     """
 
     __slots__ = (
@@ -44,18 +44,18 @@ class HttpCall:
         self.started_s = time.monotonic()
         self.model: str | None = None
         self.status: int | None = None
-        """None: no response has begun."""
+        """HTTP status; `None` before the response has begun."""
         self.tenant: Tenant | None
         self.usage: TenantUsage | None
         self.tenant, self.usage = scope.get(CALLER, (None, None))
-        """Where the tokens of the tenant are counted."""
+        """The tenant, and the counter of its tokens; `None` if the request has no tenant's key."""
         self.on_end: Callable[[], None] = _do_nothing
         """Called when the request has ended."""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generation_tokens = 0
         self.first_token_s: float | None = None
-        """Of the first request that ended, from its arrival."""
+        """Seconds from arrival to the first token, for the engine request that ended first."""
         self.finish_reasons: list[str] = []
         self._request_id = RequestId.of(scope)
         self._tracer = tracer
@@ -63,7 +63,7 @@ class HttpCall:
 
     @classmethod
     def of(cls, scope: Scope) -> "HttpCall | None":
-        """Return the call of a scope, if calls are kept."""
+        """Return the call of a scope; `None` if calls are not recorded."""
         found = scope.get(_CALL)
         return found if isinstance(found, cls) else None
 
@@ -79,11 +79,11 @@ class HttpCall:
 
     @property
     def request_id(self) -> str:
-        """That of the response."""
+        """The request id in the response."""
         return self._request_id.text
 
     def hold(self) -> Callable[[], None]:
-        """Let the request go on after its response; return what the caller calls when it has ended."""
+        """Keep the request open after its response. Return a function to call when the work has ended."""
         on_end, self.on_end = self.on_end, _do_nothing
         return on_end
 
@@ -102,17 +102,18 @@ class HttpCall:
 
 
 def tenant_name(scope: Scope) -> str | None:
-    """Return the name of the tenant whose key a request has; None: it has none of a tenant."""
+    """Return the name of the tenant whose key a request has; `None` if it has no tenant's key."""
     call = HttpCall.of(scope)
     return None if call is None or call.tenant is None else call.tenant.name
 
 
 def may_see(scope: Scope, owner: str | None) -> bool:
-    """Return whether a request may see what belongs to a tenant: tenants see their own, all others see everything.
+    """Return whether a request may see a tenant's object. Tenants see only their own objects, all others see
+    everything.
 
     Args:
         scope: the ASGI scope of the request.
-        owner: the name of the tenant; None: it belongs to none.
+        owner: the name of the owning tenant; None: the object belongs to no tenant.
     """
     return tenant_name(scope) in (None, owner)
 

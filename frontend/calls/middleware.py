@@ -1,4 +1,4 @@
-"""ASGI middleware that keeps calls: `CallMiddleware` around the check of keys, `TenantLimits` behind it."""
+"""ASGI middleware that records calls: `CallMiddleware` outside the check of API keys, `TenantLimits` inside it."""
 
 import time
 from collections.abc import Awaitable
@@ -18,15 +18,15 @@ _FREE_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 _CANCELLABLE = ("/v1/responses/", "/v1/batches/")
 
 _STATUS_CLIENT_CLOSED = 499
-"""As other servers log a request whose client left before there was a response."""
+"""Status of a request whose client disconnected before the response began, as in other servers' logs."""
 
 
 class CallMiddleware:
-    """Keeps a call for each HTTP request, and logs it at its end.
+    """Creates a call for each HTTP request, and logs it at its end.
 
     Args:
         app: the application.
-        services: what is kept.
+        services: the services that record calls.
     """
 
     def __init__(self, app: ASGIApp, services: CallServices) -> None:
@@ -39,7 +39,7 @@ class CallMiddleware:
             await self._app(scope, receive, send)
             return
         call = HttpCall(scope, self._services.tracer)
-        CURRENT_CALL.set(call)  # the server runs each request in a task of its own
+        CURRENT_CALL.set(call)  # the server runs each request in its own task
         client, agent, now_s = scope.get("client"), header_value(scope, b"user-agent"), time.time()
 
         def send_noting_status(message: Message) -> Awaitable[None]:
@@ -71,11 +71,11 @@ class CallMiddleware:
 
 
 class TenantLimits:
-    """Rejects requests of tenants that have reached a limit, and counts those that have not.
+    """Rejects requests of tenants that have reached a limit, and counts all other requests.
 
     Args:
-        app: gets the accepted requests.
-        tenants: with their usage.
+        app: receives the accepted requests.
+        tenants: the tenants with their usage.
     """
 
     def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
@@ -83,7 +83,7 @@ class TenantLimits:
         self._usage = tenants.usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or pass it on."""
+        """Handle one request, or pass it on."""
         call = HttpCall.of(scope)
         if call is None or (tenant := call.tenant) is None or scope["method"] != "POST" or _is_free(call.path):
             await self._app(scope, receive, send)
@@ -101,7 +101,7 @@ class TenantLimits:
         try:
             await self._app(scope, receive, send)
         finally:
-            call.on_end()  # does nothing for a request that goes on in the background
+            call.on_end()  # does nothing for a request that continues in the background
 
 
 def _is_free(path: str) -> bool:
@@ -110,7 +110,7 @@ def _is_free(path: str) -> bool:
 
 
 def set_tenant(scope: Scope, tenant: Tenant) -> None:
-    """Note whose key a request has."""
+    """Record the tenant whose key a request has."""
     call = HttpCall.of(scope)
     assert call is not None, "tenants come with calls"
     call.tenant = tenant

@@ -1,4 +1,4 @@
-"""`CallServices`: tenants, traces and the access log of one HTTP process, as its configuration says."""
+"""`CallServices`: tenants, traces and the access log of one HTTP process, according to its configuration."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from octavo.protocol.config import ResolvedConfig, ServerConfig
 from octavo.protocol.errors import ConfigError
 
 USAGE_FILE = "tenants"
-"""In the directory that the HTTP processes of a server share."""
+"""Name of the usage file, in the directory that a server's HTTP processes share."""
 
 
 @dataclass(frozen=True)
 class Tenants:
-    """Who they are, and what they have used."""
+    """The tenants, and their usage."""
 
     file: TenantsFile
     usage: TenantUsage
@@ -25,7 +25,7 @@ class Tenants:
 
 @dataclass(frozen=True)
 class CallServices:
-    """What is kept of each HTTP request; None: nothing."""
+    """The services that record HTTP requests; a service is `None` if it is disabled."""
 
     tenants: Tenants | None = None
     tracer: RequestTracer | None = None
@@ -33,20 +33,21 @@ class CallServices:
 
     @property
     def are_needed(self) -> bool:
-        """Whether there is anything to keep."""
+        """Whether any service is enabled."""
         return self != CallServices()
 
     @classmethod
     def open(
         cls, config: ServerConfig, engine: ResolvedConfig, usage_path: Path | None = None, row: int = 0
     ) -> "CallServices":
-        """Return the services.
+        """Open the services.
 
         Args:
             config: the configuration of the server.
-            engine: the facts of the first engine.
-            usage_path: of the file in which all HTTP processes count what tenants use; None: this is the only one.
-            row: the row of this process.
+            engine: the configuration of the first engine.
+            usage_path: path of the file in which all HTTP processes count the tenants' usage; None: this is the only
+            process.
+            row: the row of this process in that file.
 
         Raises:
             ConfigError: the tenants file is invalid, OpenTelemetry is missing, or the log cannot be written.
@@ -64,7 +65,7 @@ class CallServices:
         return cls(tenants, tracer, access_log)
 
     def close(self) -> None:
-        """Send and write what is left. Blocks until: the traces are sent, or the exporter's timeout is over."""
+        """Flush all data. Blocks until the traces are sent or the exporter's timeout is over."""
         if self.tracer is not None:
             self.tracer.close()
         if self.access_log is not None:
@@ -74,14 +75,14 @@ class CallServices:
 
 
 def check_services(config: ServerConfig, engine: ResolvedConfig | None = None) -> None:
-    """Report invalid settings now, not after the engine has loaded.
+    """Report invalid settings now instead of after the engine has loaded.
 
     Args:
         config: the configuration of the server.
-        engine: the facts of the first engine; None: it is not known yet.
+        engine: the configuration of the first engine; None: it is not known yet.
 
     Raises:
-        ConfigError: as `CallServices.open`.
+        ConfigError: as in `CallServices.open`.
     """
     read_buckets(config.custom_histogram_buckets)
     if config.tenants is not None:
@@ -94,10 +95,10 @@ def check_services(config: ServerConfig, engine: ResolvedConfig | None = None) -
 
 
 def require_no_services(config: ServerConfig) -> None:
-    """Raise an error for settings that need middleware: a router has none.
+    """Reject settings that need middleware, because a router has none.
 
     Raises:
-        ConfigError: naming the flag.
+        ConfigError: such a setting is used; the message names the flag.
     """
     for name in ("tenants", "otlp_traces_endpoint", "access_log_file"):
         if getattr(config, name) is not None:

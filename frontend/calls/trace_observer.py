@@ -1,4 +1,4 @@
-"""`TraceObserver`: spans of the requests of a client without a server, for `AsyncClient` and `LLM`."""
+"""`TraceObserver`: creates spans for the requests of an `AsyncClient` or `LLM` without a server."""
 
 from octavo.frontend.calls.tracer import RequestTracer
 from octavo.frontend.metrics.observer import Observer, RestartCause
@@ -7,9 +7,9 @@ from octavo.protocol.stats import EngineStats
 
 
 class TraceObserver:
-    """Makes spans of finished requests, and passes all events on; see `Observer`.
+    """Creates spans of finished requests, and forwards all events; see `Observer`.
 
-    The spans are children of the span that is current where the output of a request is taken, if there is one.
+    The parent of the spans is the span that is current where a request's output is read, if there is one.
 
     Args:
         endpoint: URL of the collector.
@@ -20,13 +20,13 @@ class TraceObserver:
 
     def __init__(self, endpoint: str) -> None:
         self.model = ""
-        """The served name, known when the engine is there."""
+        """The served model name, known once the engine is ready."""
         self.next: Observer | None = None
-        """Gets the events too."""
+        """Observer that receives the events too."""
         self._tracer = RequestTracer(endpoint, "")
 
     def close(self) -> None:
-        """Send what is left. Blocks until: it is sent, or the exporter's timeout is over."""
+        """Flush all spans. Blocks until they are sent or the exporter's timeout is over."""
         self._tracer.close()
 
     def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
@@ -72,9 +72,9 @@ class TraceObserver:
 
 
 def traces_to(endpoint: str | None) -> TraceObserver | None:
-    """Return what sends spans to a collector; None: there is no endpoint.
+    """Return an observer that sends spans to a collector; `None` if there is no endpoint.
 
     Raises:
-        ConfigError: as `TraceObserver`.
+        ConfigError: as in `TraceObserver`.
     """
     return None if endpoint is None else TraceObserver(endpoint)

@@ -1,7 +1,7 @@
 """`RequestTracer`: spans of finished requests, sent by OpenTelemetry's SDK (`--otlp-traces-endpoint`).
 
-The spans are made when a request has ended, from the times that engine and frontend have measured anyway, so a request
-that runs costs nothing. OpenTelemetry is imported only if traces are configured.
+The spans are created when a request has ended, from times that engine and frontend measure in any case. So a running
+request has no tracing cost. OpenTelemetry is imported only if tracing is configured.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 PROTOCOLS = ("grpc", "http/protobuf")
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
-"""W3C's headers of a request."""
+"""Request headers of the W3C Trace Context."""
 
 _EXPORTERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
@@ -27,11 +27,11 @@ _EXPORTERS = {
 }
 
 _CLOCK_TOLERANCE_S = 0.05
-"""Times of an engine on this machine are within the life of the request on our clock, up to this."""
+"""Tolerance in seconds when checking that an engine's times lie within the request's lifetime on our clock."""
 
 
 class RequestTracer:
-    """Makes the spans of requests: `llm_request`, and below it `queue`, `prefill`, `decode` and `detokenize`.
+    """Creates the spans of requests: `llm_request` with the children `queue`, `prefill`, `decode` and `detokenize`.
 
     Args:
         endpoint: URL of the collector.
@@ -51,7 +51,7 @@ class RequestTracer:
 
         resource = Resource.create({"service.version": __version__})
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-            resource = resource.merge(Resource({"service.name": "octavo"}))  # OTEL_SERVICE_NAME names another
+            resource = resource.merge(Resource({"service.name": "octavo"}))  # OTEL_SERVICE_NAME overrides this
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("octavo", __version__)
@@ -60,18 +60,18 @@ class RequestTracer:
         self._model = model
 
     def context_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Any:
-        """Return the context that the headers of a request carry: the parent of its spans."""
+        """Return the trace context in a request's headers, which is the parent of its spans."""
         carrier = {str(name, "latin-1"): str(value, "latin-1") for name, value in headers if name in TRACE_HEADERS}
         return self._propagator.extract(carrier)
 
     def on_finished(self, record: RequestRecord, context: Any, request_id: str, model: str | None) -> None:
-        """Make the spans of a request that has just ended.
+        """Create the spans of a request that has just ended.
 
         Args:
-            record: its figures.
-            context: of `context_of`.
+            record: the request's statistics.
+            context: the result of `context_of`.
             request_id: the id of the HTTP request.
-            model: the name of the model or the adapter that answered; None: the first one.
+            model: the name of the model or adapter that answered; None: the first served name.
         """
         end_s, offset_s = time.time(), _clock_offset_s(record)
         start_s = end_s - record.e2e_s
@@ -92,17 +92,18 @@ class RequestTracer:
         root.end(_ns(end_s))
 
     def close(self) -> None:
-        """Send what is left, and stop. Blocks until: it is sent, or the exporter's timeout is over."""
+        """Flush all spans, and stop. Blocks until they are sent or the exporter's timeout is over."""
         self._provider.shutdown()
 
 
 def traces_endpoint(flag: str | None) -> str | None:
-    """Return where traces go: `--otlp-traces-endpoint`, else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; None: nowhere."""
+    """Return the traces endpoint: `--otlp-traces-endpoint`, else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; `None` if
+    unset."""
     return flag or Env.read().otlp_traces_endpoint
 
 
 def _exporter(endpoint: str) -> Any:
-    """Return what sends spans.
+    """Return the exporter that sends spans.
 
     Raises:
         ConfigError: the library is missing, or the protocol is unknown.
@@ -131,9 +132,9 @@ def _exporter(endpoint: str) -> Any:
 
 
 def _clock_offset_s(record: RequestRecord) -> float:
-    """Return what turns the engine's monotonic times into seconds since the epoch.
+    """Return the offset from the engine's monotonic times to Unix time in seconds.
 
-    An engine on this machine has our clock. The times of another machine are moved, so that its last one is now.
+    An engine on this machine has our clock. For another machine, the offset is chosen so that the last time is now.
     """
     finished = record.timings.finished
     now_s = time.monotonic()
@@ -142,7 +143,7 @@ def _clock_offset_s(record: RequestRecord) -> float:
 
 
 def _phases(record: RequestRecord, offset_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
-    """Yield the phases that a request has reached, with begin and end in seconds since the epoch."""
+    """Yield the phases that a request has reached, each with begin and end as Unix time in seconds."""
     times = record.timings
     if times.queued == 0.0:
         return
@@ -158,7 +159,7 @@ def _phases(record: RequestRecord, offset_s: float, end_s: float) -> Iterator[tu
 
 
 def _attributes(record: RequestRecord, request_id: str, model: str) -> dict[str, Any]:
-    """Return the attributes of a request, under vLLM's names."""
+    """Return the span attributes of a request, under vLLM's names."""
     times = record.timings
     found: dict[str, Any] = {
         "gen_ai.response.model": model,

@@ -1,1 +1,1 @@
-"""From a conversation to a prepared generation, for every API that takes messages. Knows no HTTP schema."""
+"""Turns a conversation into a prepared generation, for every API that takes messages. Independent of HTTP schemas."""

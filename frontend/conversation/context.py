@@ -1,4 +1,4 @@
-"""`ChatContext`: what `prepare_chat` needs to know about the server and its engine."""
+"""`ChatContext`: the server settings and the engine that `prepare_chat` uses."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,17 +22,17 @@ class ChatContext:
     trusts_request_templates: bool = False
     """Whether a request may bring its own chat template."""
     template_processes: TemplateProcesses = field(default_factory=TemplateProcesses)
-    """Render the templates that requests bring."""
+    """Renders the templates that requests bring."""
 
     _latest: list[tuple[object, ChatTemplate]] = field(default_factory=list)
-    """The template that was read last, and where from."""
+    """The template that was loaded last, with its source."""
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The engine's chat template, read once, and again if another model replaces this one.
+        """The engine's chat template. It is loaded once, and again if another model replaces this one.
 
         Raises:
-            InvalidRequestError: there is none, or it does not parse.
+            InvalidRequestError: there is no template, or it does not parse.
         """
         source = self.client.tokenizer, self.client.config.chat_template
         if not self._latest or self._latest[0][0] != source:

@@ -1,4 +1,4 @@
-"""The request as plugins see it, and the format by which they read its outputs."""
+"""The request in the form that plugins see, and the output format that uses the plugins' parsers."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from octavo.frontend.tools.answer import AnswerFormat
 def plugin_format(
     answer: AnswerFormat, request: ChatRequest, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
 ) -> PluginFormat | None:
-    """Return the format of a request's outputs; None if no parser is a plugin's.
+    """Return the output format of a request; `None` if no parser comes from a plugin.
 
     Raises:
-        RequestFailedError: the code of a plugin failed.
+        RequestFailedError: a plugin's code raised an error.
     """
     if not isinstance(answer.reasoning, PluginReasoning) and not isinstance(answer.tools, PluginToolParser):
         return None

@@ -1,7 +1,7 @@
-"""`prepare_chat`: from a conversation to a generation that can start, and the parser of its output.
+"""`prepare_chat`: turns a conversation into a generation that is ready to start, and the parser of its output.
 
-Each step takes the results of the steps before and changes none of them: plan the tools, render the prompt, find where
-the output begins, constrain it, resolve the parameters. Generates nothing.
+Each step uses the results of earlier steps without changing them: plan the tools, render the prompt, find where the
+output begins, constrain it, resolve the parameters. Generates nothing.
 """
 
 from collections.abc import Sequence
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRendering:
-    """How the output is shown as a message."""
+    """How to show the output as a message."""
 
     role: str = "assistant"
     echo: str = ""
-    """Text that precedes the generated text."""
+    """Text to put before the generated text."""
     parser: OutputParser | None = None
-    """None: all of the output is content."""
+    """The parser of the output; `None` if all of it is content."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """What is generated for a conversation, and how it is shown."""
+    """The generation for a conversation, and how to show its output."""
 
     generation: PreparedGeneration
     rendering: AnswerRendering
 
 
 async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedChat:
-    """Check a request and return what is generated for it.
+    """Check a request, and return the prepared generation.
 
     Raises:
         InvalidRequestError: the request cannot be served; `param` names the field.
@@ -86,7 +86,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     text, state = rendered, ReasoningState.OUTSIDE
     if reasoning is not None:
         text, state = begin_output(text, request, plan, context, reasoning)
-    if reused:  # what opens the reasoning, for instance, is new
+    if reused:  # only new text, such as the mark that opens the reasoning, needs tokenizing
         prompt = _Prompt(reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else []))
     else:
         prompt = await _prompt_of(text, parts, client, request)
@@ -110,7 +110,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
 
 
 def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
-    """Return the functions that a request offers.
+    """Return the functions of a request's tools.
 
     Raises:
         InvalidRequestError: a schema is nested too deeply.
@@ -127,7 +127,7 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the template does not see of the messages."""
+    """Parts of the messages that the template does not see."""
 
     media: Sequence[MediaSource] = ()
     embeds: Sequence[EmbedsPart] = ()
@@ -135,7 +135,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt as tokens, with placeholders where there are rows of media or of prompt embeddings."""
+    """A tokenized prompt, with placeholders at the rows of media or prompt embeddings."""
 
     token_ids: list[int]
     media: tuple[MediaItem, ...] = ()
@@ -143,7 +143,7 @@ class _Prompt:
 
 
 async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: ChatRequest) -> tuple[ChatInput, _Parts]:
-    """Return what the template turns into a prompt, with marks in place of media and embeddings, and these."""
+    """Return the input with marks in place of media and embeddings, and these parts."""
     messages, embeds = take_embeds(shown.messages)
     if embeds and request.prompt_token_ids is not None:
         raise InvalidRequestError(
@@ -203,14 +203,14 @@ def _plan(request: ChatRequest, context: ChatContext) -> ToolPlan:
 
 
 def _ended_by_marks(generation: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
-    """Let the marks that end an answer end it, although a model's configuration may not list them as ends."""
+    """Make the marks that end an answer stop it, although a model's configuration may not list them as stop tokens."""
     stops = set(generation.overrides.get("stop_token_ids") or ())
     marks = {tokenizer.token_id(mark) for mark in (CALL, RETURN)} & tokenizer.special_token_ids
     return generation.with_overrides(stop_token_ids=sorted(stops | marks)) if marks - stops else generation
 
 
 def _has_special_tags(plan: ToolPlan, reasoning: ReasoningParser | None, tokenizer: Tokenizer) -> bool:
-    """True if the parsers look for special tokens, which the text must then show."""
+    """Return whether the parsers need special tokens, which the text must then contain."""
     tags = [*(plan.parser.tags if plan.parser else ()), *(reasoning.marks if reasoning else ())]
     return any(tokenizer.token_id(tag) in tokenizer.special_token_ids for tag in tags)
 
@@ -233,13 +233,13 @@ def _output_parser(
     if reasoning is not None and not plan.has_model_calls:
         reasoning = replace(reasoning, call_marks=())
     if reasoning is not None and plan.form is not None and state is ReasoningState.INSIDE:
-        reasoning = replace(reasoning, call_marks=())  # the constraint begins after no other mark
+        reasoning = replace(reasoning, call_marks=())  # the constraint begins only after the closing mark
     answer = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
     outputs: OutputFormat = plugin_format(answer, request, tokenizer, token_ids) or answer
     return OutputParser(outputs, tokenizer, request.shows_reasoning, plan.is_named)
 
 
 def _echo(request: ChatRequest) -> str:
-    """Return the text of a last message that the answer continues and repeats."""
+    """Return the text of the last message, if the answer continues and repeats it."""
     last = request.input.messages[-1]
     return last_text(last) if request.echoes_last_message and last.get("role") == "assistant" else ""

@@ -1,4 +1,4 @@
-"""Where the reasoning of an output begins and ends: the end of its prompt, and the constraint after its reasoning."""
+"""Begins and ends the reasoning of an output: the end of its prompt, and the constraint after the reasoning."""
 
 import msgspec
 
@@ -11,14 +11,14 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams
 
 REASONING_LIMIT = "thinking_token_budget"
-"""The caller's name of `max_reasoning_tokens`."""
+"""The request's name of `max_reasoning_tokens`."""
 
 
 def check_reasoning_limit(request: ChatRequest, reasoning: ReasoningParser | None) -> None:
-    """Raise an error if a request limits its reasoning and the server does not separate any.
+    """Reject a request that limits its reasoning if the server does not separate reasoning.
 
     Raises:
-        InvalidRequestError: naming the limit.
+        InvalidRequestError: the request has a limit; the error names its field.
     """
     if request.max_reasoning_tokens is not None and reasoning is None:
         raise InvalidRequestError(
@@ -31,10 +31,10 @@ def begin_output(
 ) -> tuple[str, ReasoningState]:
     """Return the prompt, and whether the output begins inside the reasoning.
 
-    A constraint applies after the reasoning, and a reasoning limit only to an output that begins with it. So if the
-    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would. A
-    caller who wants none of it and a form gets the form at once, even if the template has no variable for that: the
-    model would reason up to the last token otherwise.
+    A constraint applies after the reasoning, and a reasoning limit applies only to an output that begins with
+    reasoning. So if the template lets the model decide whether to reason, the prompt opens the reasoning, as the model
+    would do. If the caller wants a constrained answer without reasoning, the constraint applies at once, even if the
+    template has no variable for that. Otherwise the model would reason until the length limit.
     """
     shown = request.input
     wants = _wants_reasoning(shown, context)
@@ -68,10 +68,10 @@ def begin_output(
 def constrain_output(
     plan: ToolPlan, request: ChatRequest, state: ReasoningState, reasoning: ReasoningParser | None
 ) -> StructuredOutputsParams | None:
-    """Return the constraint on the whole output: that of the tools or of the answer, after the reasoning.
+    """Return the constraint on the complete output: that of the tools or of the answer, starting after the reasoning.
 
     Raises:
-        InvalidRequestError: the reasoning has a limit, and the constraint begins elsewhere.
+        InvalidRequestError: the reasoning has a limit, and the constraint starts elsewhere.
     """
     form, limit = plan.form, request.max_reasoning_tokens
     if reasoning is None or state is not ReasoningState.INSIDE:
@@ -93,11 +93,12 @@ def constrain_output(
 
 
 def _wants_reasoning(shown: ChatInput, context: ChatContext) -> bool | None:
-    """Return whether the caller turns the reasoning on or off; None: neither."""
+    """Return whether the caller turns reasoning on or off; `None` if it does neither."""
     wants = wants_reasoning({**context.settings.template_defaults, **shown.variables})
     return False if wants is None and shown.reasoning_effort == "none" else wants
 
 
 def _knows_switch(shown: ChatInput, context: ChatContext) -> bool:
-    """Return whether the chat template can turn the reasoning off. A caller's own template knows what it is given."""
+    """Return whether the chat template can turn reasoning off. A caller's own template is assumed to use what it is
+    given."""
     return shown.template is not None or any(map(context.chat_template.knows, SWITCHES))

@@ -1,4 +1,4 @@
-"""From messages to the text of a prompt, off the event loop unless the work is sure to be short."""
+"""Renders messages as prompt text, off the event loop unless the work is certain to be short."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from octavo.protocol.errors import InvalidRequestError
 logger = logging.getLogger(__name__)
 
 SHORT_TEXT_CHARS = 2_000
-"""A conversation up to this length is rendered in less time than a thread switch takes to pay off."""
+"""Conversations up to this many characters are rendered in less time than a thread switch costs."""
 
 MESSAGE_CHARS = 20
-"""A message costs as much as this many more characters."""
+"""A message costs as much as this many additional characters."""
 
 
 async def render_prompt(chat_input: ChatInput, context: ChatContext) -> str:
@@ -76,7 +76,8 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
     known = [name for name in SWITCHES if template is not None and template.knows(name)]
     if effort == "none" and known:
         return dict.fromkeys(known, False)
-    if template is None or template.knows("reasoning_effort"):  # a caller's own template knows what it is given
+    # a caller's own template is assumed to use what it is given
+    if template is None or template.knows("reasoning_effort"):
         return {"reasoning_effort": effort}
     _note_unused_effort()
     return {}
@@ -84,14 +85,14 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
 
 @cache
 def _note_unused_effort() -> None:
-    """Say it once: many clients send an effort with every request."""
+    """Log it once: many clients send an effort with every request."""
     logger.warning(
         "ignored reasoning_effort: this model's chat template does not use it; further occurrences are not logged"
     )
 
 
 def _template_tool(tool: ChatTool) -> Mapping[str, Any]:
-    """Return a tool in the form that templates expect: without what only concerns the API."""
+    """Return a tool in the form that templates expect, without fields that only concern the API."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -100,7 +101,7 @@ def _template_tool(tool: ChatTool) -> Mapping[str, Any]:
 
 
 def _num_chars(messages: Sequence[Message]) -> int:
-    """Return how much work a template has, as text; a content in parts counts as too long."""
+    """Return an estimate of a template's work, in characters. Content in parts counts as too long."""
     num_chars = MESSAGE_CHARS * len(messages)
     for message in messages:
         content = message.get("content")

@@ -1,4 +1,4 @@
-"""`ChatRequest`: a conversation to answer, whichever API it came through. Checks nothing."""
+"""`ChatRequest`: a conversation to answer, independent of the API. Checks nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ class ChatTool:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    """JSON schema of the arguments; None: there are none."""
+    """JSON schema of the arguments; `None` if there are none."""
     is_strict: bool = False
-    """Calls must match the schema even where the model may choose to call or not."""
+    """Whether calls must match the schema even if the model may choose to call or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
-    """What the chat template turns into a prompt."""
+    """The input of the chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[ChatTool] = ()
@@ -32,11 +32,11 @@ class ChatInput:
     continue_final_message: bool = False
     documents: Sequence[Mapping[str, Any]] | None = None
     template: str | None = None
-    """The caller's own template, as Jinja text."""
+    """The caller's own template, as Jinja text; `None` for the model's."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Further variables of the template (`chat_template_kwargs`)."""
+    """Additional template variables (`chat_template_kwargs`)."""
     reasoning_effort: str | None = None
-    """For templates that know it; "none" turns the reasoning off."""
+    """For templates that use it; "none" turns reasoning off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class ChatRequest:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     allows_parallel_calls: bool = True
     answer_form: StructuredOutputsParams | None = None
-    """Form of an answer that is no call; verified already."""
+    """Constraint on an answer that is not a call; already verified."""
     max_reasoning_tokens: int | None = None
-    """The reasoning is ended after this many tokens; None: no limit."""
+    """Number of tokens after which the reasoning is ended; `None` if unlimited."""
     shows_reasoning: bool = True
     echoes_last_message: bool = False
-    """Begin the answer with the text of the assistant's message that it continues."""
+    """Whether the answer begins with the text of the assistant message that it continues."""
     prompt_token_ids: Sequence[int] | None = None
-    """The prompt, if another engine has rendered it already: `input` is not rendered then."""
+    """Token ids of the prompt, if another engine has already rendered it; `input` is then not rendered."""
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the processor of the model's media."""
+    """Additional arguments of the model's media processor."""
     add_special_tokens: bool = False
-    """Let the tokenizer add its special tokens; chat templates usually write them."""
+    """Whether the tokenizer adds its special tokens; chat templates usually write them."""

@@ -1,4 +1,4 @@
-"""`ChatSettings`: how a server handles conversations, from its flags."""
+"""`ChatSettings`: how a server handles conversations, derived from its flags."""
 
 import logging
 from collections.abc import Mapping
@@ -21,27 +21,27 @@ from octavo.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""The name of a tool parser that the chat template decides."""
+"""Name of the tool parser that the chat template determines."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Settings of one server."""
+    """Chat settings of one server."""
 
     content_format: FormatChoice = "auto"
     template_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Template variables for requests that do not set them."""
     auto_parser: type[ToolParser] | None = None
-    """Parses calls under tool_choice "auto"; None: the model may not make any."""
+    """Parses calls under tool_choice "auto"; `None` if the model may not make such calls."""
     hides_unused_tools: bool = False
-    """Leave the tools out of the prompt if tool_choice is none."""
+    """Whether to omit the tools from the prompt if tool_choice is none."""
     reasoning: ReasoningParser | None = None
     role: str = "assistant"
-    """The role of answers that do not continue a message."""
+    """Role of answers that do not continue a message."""
 
     @property
     def is_harmony(self) -> bool:
-        """True if answers are messages in channels (GPT-OSS)."""
+        """Whether answers are messages in channels (GPT-OSS)."""
         return self.reasoning is HARMONY_REASONING
 
     @classmethod
@@ -50,10 +50,11 @@ class ChatSettings:
 
         Args:
             config: the configuration of the server.
-            template: the template of the model, which decides a tool parser "auto". None: not known yet.
+            template: the model's template, which determines the tool parser "auto"; None: it is not known yet.
 
         Raises:
-            ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.
+            ConfigError: a parser is unknown or missing, the plugin cannot be loaded, or the template's defaults are
+            invalid.
         """
         plugins = {
             config.tool_parser_plugin: "--tool-parser-plugin",

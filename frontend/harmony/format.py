@@ -1,4 +1,4 @@
-"""`HarmonyFormat`: how the answers to one request are read."""
+"""`HarmonyFormat`: how to read the answers to one request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from octavo.frontend.reasoning.parser import TagTokenizer
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """Answers in channels."""
+    """Format of answers that consist of messages in channels."""
 
     prompt: str
-    """The answer continues its last message."""
+    """The prompt, whose last message the answer continues."""
     functions: frozenset[str] = frozenset()
     """Names of the functions that may be called."""
     max_calls: int | None = None
-    """Calls beyond this many are dropped."""
+    """Number of calls after which further calls are dropped; `None` if unlimited."""
 
     separates_reasoning = True
 
@@ -26,7 +26,7 @@ class HarmonyFormat:
         return HarmonyReader.after(self.prompt, self.functions, self.max_calls)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
-        """Return how many of the generated tokens are in messages that are reasoning, or end these."""
+        """Return how many of the generated tokens belong to reasoning messages, including the marks that end them."""
         mark_ids = {tokenizer.token_id(mark) for mark in MARKS}
         reader, count = self.open(), 0
         for chunk in _chunks(token_ids, mark_ids):
@@ -37,7 +37,7 @@ class HarmonyFormat:
 
 
 def _chunks(token_ids: Sequence[int], mark_ids: set[int | None]) -> list[list[int]]:
-    """Return the tokens in pieces: each mark alone, and what is between marks; all alone if marks are no tokens."""
+    """Split tokens into chunks: each mark, and the tokens between marks; single tokens if marks are not tokens."""
     if None in mark_ids:
         return [[token_id] for token_id in token_ids]
     chunks: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The marks of Harmony, and what the header of a message says. Keeps no state."""
+"""The marks of Harmony, and the parser of message headers. Stateless."""
 
 import re
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 """All marks; each is one special token of GPT-OSS."""
 
 FUNCTIONS = "functions."
-"""Namespace of the functions of a request, before the name of a recipient."""
+"""Namespace of the request's functions, which precedes the name in a recipient."""
 
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 class Kind(Enum):
-    """What the text of a message is."""
+    """The role of a message's text."""
 
     REASONING = "reasoning"
     CONTENT = "content"
     CALL = "call"
-    """Arguments of a function."""
+    """Arguments of a function call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class Header:
 
     kind: Kind
     function: str = ""
-    """Name of the function that a call is for."""
+    """Name of the function that a call is for; "" in other messages."""
 
 
 def read_header(text: str, functions: frozenset[str]) -> Header:
-    """Return what a header says; the recipient may be in any of its sections.
+    """Parse a header. The recipient may be in any of its sections.
 
-    Messages to anything that is not a function of the request, such as the model's browser, are reasoning: they are not
-    for the user.
+    Messages to anything except the request's functions, such as the model's browser, count as reasoning, because they
+    are not meant for the user.
 
     Args:
-        text: between the mark that starts a message and `MESSAGE`.
+        text: the text between the mark that starts a message and `MESSAGE`.
         functions: names of the functions that may be called; empty: the model may not call any.
     """
     text = text.rpartition(START)[2]

@@ -1,4 +1,4 @@
-"""Harmony under the interfaces of reasoning and tool parsers: its names on the command line, and single texts."""
+"""Harmony with the interfaces of reasoning and tool parsers: for the command line, and for single texts."""
 
 from octavo.frontend.harmony.header import CHANNEL, END, MARKS, MESSAGE
 from octavo.frontend.harmony.reader import HarmonyReader
@@ -14,11 +14,11 @@ HARMONY_REASONING = ReasoningParser(
     closing=END,
     skipping=_ANALYSIS + END,
 )
-"""How a prompt opens and closes the channel for reasoning. `HarmonyReader` reads the answers."""
+"""How a prompt opens and closes the reasoning channel. `HarmonyReader` reads the answers."""
 
 
 class HarmonyParser(ToolParser):
-    """Calls in messages to functions. A server reads whole answers with `HarmonyReader` instead."""
+    """Parses calls, which are messages to functions. A server reads complete answers with `HarmonyReader` instead."""
 
     tags = MARKS
 

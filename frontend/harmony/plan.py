@@ -1,4 +1,4 @@
-"""Tool choice and answer form of a request, as the grammar of an answer in channels."""
+"""Turns tool choice and answer form of a request into the grammar of an answer in channels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 HEAD = f"{START}assistant"
-"""Begins every message after the reasoning."""
+"""Start of every message after the reasoning."""
 FINAL = f"{CHANNEL}final{MESSAGE}"
 JSON = f" {CONSTRAIN}json{MESSAGE}"
 
@@ -24,7 +24,7 @@ _PREAMBLE = tag(f"{HEAD}{CHANNEL}commentary{MESSAGE}", ANY_TEXT, END)
 
 @dataclass(frozen=True, slots=True)
 class HarmonyPlan(ToolPlan):
-    """A plan for an answer in channels."""
+    """A tool plan for an answer in channels."""
 
     functions: frozenset[str] = frozenset()
     """Names of the functions that may be called."""
@@ -39,17 +39,17 @@ def plan_harmony(
     answer_form: StructuredOutputsParams | None = None,
     is_continued: bool = False,
 ) -> HarmonyPlan:
-    """Return the plan for a request's tools and the form of its answer.
+    """Return the plan for a request's tools and answer form.
 
-    The form applies after the reasoning, to the messages that follow: a call ends the answer, so there is only one.
+    The form applies to the messages after the reasoning. A call ends the answer, so there is at most one call.
 
     Args:
         tools: the request's tools.
         choice: the request's `tool_choice`.
-        is_parallel: an answer may contain several calls.
-        auto_parser: None: `tool_choice` auto is not enabled.
-        answer_form: the form of an answer without calls; None: unconstrained.
-        is_continued: the answer continues the text of a message, which is in the final channel.
+        is_parallel: whether an answer may contain several calls.
+        auto_parser: the parser; None: `tool_choice` auto is not enabled.
+        answer_form: the constraint on an answer without calls; None: unconstrained.
+        is_continued: whether the answer continues the text of a message, which is in the final channel.
 
     Raises:
         InvalidRequestError: `tools` and `tool_choice` are inconsistent or not supported.
@@ -79,7 +79,7 @@ def _checked(
     auto_parser: type[ToolParser] | None,
     answer_form: StructuredOutputsParams | None,
 ) -> ToolPlan:
-    """Check a request as for every other format; return that plan, whose form is not in channels."""
+    """Check a request like for every other format. Return that plan, whose form does not use channels."""
     plan_tools(tools, replace(choice, mode="none", named=None), is_parallel=True, auto_parser=None)
     loose, choice = [replace(tool, is_strict=False) for tool in tools], replace(choice, allowed=None)
     return plan_tools(loose, choice, is_parallel=is_parallel, auto_parser=auto_parser, answer_form=answer_form)
@@ -99,7 +99,8 @@ def _binds_calls(tools: Sequence[FunctionTool], called: Sequence[FunctionTool]) 
 def _form_of_calls(
     called: Sequence[FunctionTool], answer_form: StructuredOutputsParams | None, *, is_forced: bool
 ) -> StructuredOutputsParams:
-    """Return the form of an answer that is a call of one of the functions or, unless calls are forced, an answer."""
+    """Return the constraint on an answer: a call of one of the functions or, unless calls are forced, a final
+    message."""
     answer = tag(HEAD + FINAL, ANY_TEXT, "") if answer_form is None else _answer_format(answer_form)
     if answer is None:
         assert answer_form is not None
@@ -119,7 +120,7 @@ def _call(tool: FunctionTool, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form_of_answer(form: StructuredOutputsParams) -> StructuredOutputsParams:
-    """Return the form of an answer without calls."""
+    """Return the constraint on an answer without calls."""
     if form.start_after is not None or not form.kinds:
         return form
     answer = _answer_format(form)
@@ -129,7 +130,7 @@ def _form_of_answer(form: StructuredOutputsParams) -> StructuredOutputsParams:
 
 
 def _answer_format(form: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the format of a final message of a form; None: no format can contain this form."""
+    """Return the format of a final message for a constraint; `None` if no format can express the constraint."""
     if form.start_after is not None:
         return None
     if (schema := form_schema(form)) is not None:

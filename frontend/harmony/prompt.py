@@ -1,4 +1,4 @@
-"""Conversations in the form that GPT-OSS's chat template expects. Renders nothing."""
+"""Converts conversations to the form that GPT-OSS's chat template expects. Renders nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from octavo.frontend.text.messages import Message
 
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""What the model gets for efforts that it was not trained on."""
+"""Replacements for reasoning efforts that the model was not trained on."""
 
 
 def harmony_messages(messages: Sequence[Message], *, knows_thinking: bool) -> list[Message]:
-    """Return a conversation for a template that expects one call in a message, and reasoning as `thinking`.
+    """Return a conversation for a template that expects one call per message, and reasoning as `thinking`.
 
-    A message with several calls becomes several, each followed by its result. The text beside a call joins the
-    reasoning, because the template rejects a message that has both.
+    A message with several calls becomes several messages, each followed by its result. The text of a message with calls
+    is added to its reasoning, because the template rejects messages that have both text and reasoning.
 
     Args:
-        messages: the messages of the request; malformed ones stay as they are, and are rejected later.
-        knows_thinking: the template uses `thinking`; otherwise messages keep their reasoning and their text.
+        messages: the messages of the request. Malformed ones are left unchanged, and rejected later.
+        knows_thinking: whether the template uses `thinking`; otherwise messages keep their reasoning and their text.
     """
     shown: list[Message] = []
     place = 0
@@ -41,7 +41,7 @@ def harmony_messages(messages: Sequence[Message], *, knows_thinking: bool) -> li
 
 
 def _one_by_one(message: Message, calls: Sequence[Any], results: Sequence[Message]) -> list[Message]:
-    """Return a message for each call, followed by its results; results of no call come last."""
+    """Return one message per call, followed by its results. Results that belong to no call come last."""
     shown: list[Message] = []
     left = list(results)
     bare = {key: value for key, value in message.items() if key not in ("content", "thinking")} | {"content": ""}

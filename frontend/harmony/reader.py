@@ -9,18 +9,18 @@ from octavo.frontend.tools.json_reader import StringEscaper
 from octavo.frontend.tools.parser import partial_tag
 
 BODY_ENDS = (END, CALL, RETURN, START, CHANNEL)
-"""Marks after which a message is over; models forget `END`."""
+"""Marks that end a message. The list is long because models forget `END`."""
 
 SEPARATOR = "\n"
-"""Between the texts of two messages."""
+"""Text between the texts of two messages."""
 
 
 class HarmonyReader:
-    """Reads one answer, piece by piece. What it returns depends on the text only, not on how it is cut.
+    """Reads one answer piece by piece. The result depends only on the text, not on how it is cut.
 
     Args:
         functions: names of the functions that may be called.
-        max_calls: further calls are dropped; None: no limit.
+        max_calls: number of calls after which further calls are dropped; None: no limit.
     """
 
     def __init__(self, functions: frozenset[str] = frozenset(), max_calls: int | None = None) -> None:
@@ -29,29 +29,29 @@ class HarmonyReader:
         self._text = ""
         """Text that is not read yet: the header of a message, or the end of its body that may begin a mark."""
         self._header: Header | None = None
-        """Of the message whose body comes; None: a header comes."""
+        """Header of the message whose body follows; `None` if a header follows."""
         self._num_prompt_chars = 0
-        """Length of the part of a header that is in the prompt."""
+        """Length of the part of the header that is in the prompt."""
         self._is_bare = True
-        """Text without a header is content: there was no header yet, or `END` was before it."""
+        """Whether text without a header is content: no header was read yet, or `END` preceded it."""
         self._has_reasoning = self._has_content = False
         self._has_text = False
-        """The body so far is more than white space."""
+        """Whether the body so far contains more than white space."""
         self._space = ""
         """White space at the end of the body, which counts only if text follows."""
         self._escaper = StringEscaper()
-        """Of the arguments of a call."""
+        """Escapes the arguments of a call."""
         self._is_dropped = False
         self._parts: list[AnswerDelta] = []
-        """What is new, in order."""
+        """New parts, in order."""
         self.num_calls = 0
-        """Calls that have started."""
+        """Number of calls that have started."""
 
     @classmethod
     def after(
         cls, prompt: str, functions: frozenset[str] = frozenset(), max_calls: int | None = None
     ) -> "HarmonyReader":
-        """Return a reader of an answer that continues the last message of a prompt."""
+        """Return a reader for an answer that continues the last message of a prompt."""
         _, mark, message = prompt.rpartition(START)
         before = cls(functions)
         before.push(message if mark else "")
@@ -63,16 +63,16 @@ class HarmonyReader:
 
     @property
     def is_reasoning(self) -> bool:
-        """True inside a message that is reasoning."""
+        """Whether the current message is reasoning."""
         return self._header is not None and self._header.kind is Kind.REASONING
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
-        """Add text and return what is new.
+        """Add text, and return the new part of the answer.
 
         Args:
-            text: continues the text so far.
-            is_final: no more text will follow.
-            token_ids: not used.
+            text: the next piece of text.
+            is_final: whether no more text follows.
+            token_ids: ignored.
         """
         self._parts = [AnswerDelta()]
         self._text += text
@@ -84,7 +84,7 @@ class HarmonyReader:
         return self._parts[0]
 
     def _take_header(self) -> bool:
-        """Read the header if it is complete; True if there may be more to read."""
+        """Read the header if it is complete. Return True if there may be more to read."""
         end = self._text.find(MESSAGE)
         if end < 0:
             return False
@@ -96,7 +96,7 @@ class HarmonyReader:
         return True
 
     def _take_body(self, is_final: bool) -> bool:
-        """Read the body as far as it is there; True if it has ended and there may be more to read."""
+        """Read the body as far as it has arrived. Return True if the body has ended and there may be more to read."""
         end, mark = min(((at, mark) for mark in BODY_ENDS if (at := self._text.find(mark)) >= 0), default=(-1, ""))
         if not mark:
             end = len(self._text) - (0 if is_final else partial_tag(self._text, BODY_ENDS))
@@ -104,7 +104,7 @@ class HarmonyReader:
         self._text = self._text[end:]
         if not mark:
             return False
-        if mark not in (START, CHANNEL):  # these are part of the next header
+        if mark not in (START, CHANNEL):  # START and CHANNEL are part of the next header
             self._text = self._text[len(mark) :]
         self._end_body()
         self._is_bare = mark == END
@@ -160,7 +160,7 @@ class HarmonyReader:
         self._header, self._num_prompt_chars = None, 0
 
     def _finish(self) -> None:
-        """Handle what is left at the end: text without a header, or an incomplete header, which is nothing."""
+        """Handle the remaining text at the end: text without a header, or an incomplete header, which is dropped."""
         text, self._text = self._text[self._num_prompt_chars :], ""
         if self._header is not None:
             self._end_body()

@@ -1,1 +1,1 @@
-"""Reasoning: the text before an answer, recognized by its tags. Knows no HTTP."""
+"""Reasoning: the text before an answer, recognized by its tags. Independent of HTTP."""

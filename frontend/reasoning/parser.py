@@ -1,4 +1,5 @@
-"""`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Keeps no state, knows no model."""
+"""`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Stateless; independent of
+models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,11 +7,11 @@ from enum import Enum
 from typing import Any, Protocol
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that turn the reasoning on or off."""
+"""Chat template variables that turn reasoning on or off."""
 
 
 class TagTokenizer(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that this package needs."""
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its name."""
@@ -25,7 +26,7 @@ class ReasoningState(Enum):
     INSIDE = "inside"
     """Inside the reasoning: the prompt has opened it, or the model omits the opening mark."""
     OUTSIDE = "outside"
-    """After the reasoning: the prompt has closed it, so there is none."""
+    """After the reasoning: the prompt has closed it, so the answer has none."""
     UNDECIDED = "undecided"
     """The model decides whether to reason, by writing the opening mark or not."""
 
@@ -36,51 +37,51 @@ class Split:
 
     reasoning: str
     rest: str | None
-    """Text after the reasoning; None while the reasoning continues. If it is empty, more of the gap may follow."""
+    """Text after the reasoning; `None` while the reasoning continues. If it is empty, more of the gap may follow."""
     length: int = field(default=0, compare=False)
-    """Where `reasoning` ends in the text, while `rest` is None."""
+    """Position in the text where `reasoning` ends; set while `rest` is `None`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where the reasoning of a text is, as positions in it."""
+    """Positions of the reasoning in a text."""
 
     start: int
-    """Of the reasoning, after its opening mark."""
+    """Start of the reasoning, after its opening mark."""
     stop: int | None = None
-    """End of the reasoning, before the mark that ends it; None: no such mark yet."""
+    """End of the reasoning, before the mark that ends it; `None` while there is no such mark."""
     rest: int | None = None
     """Start of the text after that mark. A mark that begins a call is part of this text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParser:
-    """Splits off reasoning between two marks at the beginning of an answer."""
+    """Separates the reasoning between two marks at the beginning of an answer."""
 
     begins: tuple[str, ...] = ("<think>",)
     """Spellings of the opening mark; the first one is used in prompts."""
     ends: tuple[str, ...] = ("</think>",)
-    """Spellings of the closing mark; the first one can be forced, and a constraint starts after it."""
+    """Spellings of the closing mark. The first one can be forced; a constraint starts after it."""
     default: ReasoningState = ReasoningState.UNDECIDED
-    """The initial state if the prompt does not determine it."""
+    """Initial state if the prompt does not determine it."""
     thinks_by_default: bool = True
-    """False: the model reasons only if a template variable of the request says so."""
+    """Whether the model reasons by default. If False, it reasons only if a template variable of the request says so."""
     call_marks: tuple[str, ...] = ()
-    """Beginnings of tool calls that also end the reasoning: some models call without closing it. A mark that starts
-    with a line break counts only at the start of a line, so reasoning may mention it."""
+    """Beginnings of tool calls that also end the reasoning: some models make a call without closing it. A mark that
+    starts with a line break counts only at the start of a line, so reasoning may mention it."""
     wrapper: tuple[str, str] | None = None
-    """Marks around the answer, which are not part of it."""
+    """Opening and closing mark around the answer, which are not part of it."""
     gap: str = "\r\n"
-    """Characters between the closing mark and the answer."""
+    """Characters that may occur between the closing mark and the answer."""
     opening: str = "<think>\n"
-    """Text that opens the reasoning at the end of a prompt."""
+    """Text that opens the reasoning, at the end of a prompt."""
     closing: str = "</think>\n\n"
-    """Text that closes the reasoning at the end of a prompt that has opened it."""
+    """Text that closes the reasoning, at the end of a prompt that has opened it."""
     skipping: str = ""
-    """Text that makes the model skip its reasoning, at the end of a prompt that leaves the decision to it; "": the
-    template says it in other ways."""
+    """Text that makes the model skip its reasoning, at the end of a prompt that leaves the decision to the model; "" if
+    the template does this in another way."""
     without_tokens: "ReasoningParser | None" = None
-    """Parser for models whose tokenizer has no token for the opening mark; None: this one."""
+    """Parser for models whose tokenizer has no token for the opening mark; `None` to use this parser."""
 
     @property
     def end(self) -> str:
@@ -89,7 +90,7 @@ class ReasoningParser:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks. They may be special tokens, which detokenization must then not skip."""
+        """All marks. They may be special tokens, which detokenization must not skip."""
         return *self.begins, *self.ends, *(self.wrapper or ())
 
     def for_tokenizer(self, tokenizer: TagTokenizer) -> "ReasoningParser":
@@ -99,12 +100,12 @@ class ReasoningParser:
         return self.without_tokens
 
     def initial_state(self, prompt: str, continued: str = "", *, is_off: bool = False) -> ReasoningState:
-        """Return how the answer to a prompt begins.
+        """Return the state in which the answer to a prompt begins.
 
         Args:
-            prompt: the rendered chat template; some open the reasoning themselves, or close it at once.
+            prompt: the rendered chat template. Some templates open the reasoning, or open and close it.
             continued: text of the message that the answer continues.
-            is_off: the template was told that the model should not reason.
+            is_off: whether the template was told to turn reasoning off.
         """
         if any(end in continued for end in self.ends):
             return ReasoningState.OUTSIDE
@@ -120,17 +121,18 @@ class ReasoningParser:
         return self.default
 
     def split(self, text: str, state: ReasoningState, is_final: bool, *, has_begun: bool = False) -> Split:
-        """Split a partial or a whole text.
+        """Split a partial or complete text.
 
-        For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`, and so is the rest.
+        For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`. The same holds for the
+        rest.
         White space around the reasoning and `gap` count as part of the marks.
 
         Args:
             text: the answer so far.
-            state: at its beginning.
-            is_final: no more text will follow.
-            has_begun: the text follows some of the reasoning, up to `Split.length`. Long reasoning need not be read
-                again with every piece.
+            state: the state at its beginning.
+            is_final: whether no more text follows.
+            has_begun: whether the text follows some of the reasoning, up to `Split.length`. So long reasoning need not
+            be read again with every piece.
         """
         if state is not ReasoningState.OUTSIDE and not is_final and not has_begun:
             body = text.lstrip()
@@ -149,12 +151,12 @@ class ReasoningParser:
         return Split(reasoning, "" if is_final else None, bounds.start + len(reasoning))
 
     def bounds(self, text: str, state: ReasoningState, *, has_begun: bool = False) -> Bounds | None:
-        """Return where the reasoning is in a text; None if there is none.
+        """Return the positions of the reasoning in a text; `None` if there is none.
 
         Args:
-            text: the answer so far; no opening mark begins at its end.
-            state: at its beginning.
-            has_begun: the text follows some of the reasoning.
+            text: the answer so far; no opening mark may begin at its end.
+            state: the state at its beginning.
+            has_begun: whether the text follows some of the reasoning.
         """
         start = 0
         if not has_begun:
@@ -179,16 +181,16 @@ class ReasoningParser:
         return Bounds(start, *min(found)) if found else Bounds(start)
 
     def _num_held(self, body: str, *, has_begun: bool) -> int:
-        """Return how many characters at the end of unfinished reasoning may be the start of a mark."""
+        """Return the number of characters at the end of unfinished reasoning that may be the start of a mark."""
         text = body if has_begun else "\n" + body
         marks = (*self.ends, *self.call_marks)
         return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 def wants_reasoning(variables: Mapping[str, Any]) -> bool | None:
-    """Return whether template variables turn the reasoning on or off; None: they say nothing.
+    """Return whether template variables turn reasoning on or off; `None` if they do neither.
 
-    A model knows only one of the names, so one that is true prevails.
+    A model knows only one of the names, so a true value takes precedence.
     """
     values = [bool(variables[name]) for name in SWITCHES if variables.get(name) is not None]
     return any(values) if values else None

@@ -1,4 +1,4 @@
-"""Reasoning parsers by name: how each family of models marks its reasoning. docs/reasoning.md says what was checked."""
+"""Reasoning parsers by name: how each family of models marks its reasoning. docs/reasoning.md lists what was tested."""
 
 from octavo.frontend.harmony.parser import HARMONY_REASONING
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
@@ -57,16 +57,16 @@ _aliases = {
 
 
 def register_reasoning_parser(name: str, parser: ReasoningParser) -> None:
-    """Let `--reasoning-parser NAME` find a parser; an existing name is replaced."""
+    """Register a parser for `--reasoning-parser NAME`; an existing name is replaced."""
     _aliases.pop(name, None)
     _parsers[name] = parser
 
 
 def reasoning_parser(name: str) -> ReasoningParser:
-    """Return the parser of this name.
+    """Return the parser with this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no parser has this name.
     """
     parser = _parsers.get(_aliases.get(name, name))
     if parser is None:
@@ -80,5 +80,5 @@ def reasoning_parser(name: str) -> ReasoningParser:
 
 
 def reasoning_parser_names() -> list[str]:
-    """Return the names that `reasoning_parser` knows, sorted."""
+    """Return the names of all parsers, sorted."""
     return sorted({*_parsers, *_aliases})

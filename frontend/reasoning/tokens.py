@@ -1,4 +1,4 @@
-"""Counts the tokens of an output that are reasoning."""
+"""Counts the reasoning tokens of an output."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ def num_reasoning_tokens(
         return len(token_ids)
     end = next((end for end in parser.ends if text.startswith(end, bounds.stop)), "")
     tag = tokenizer.token_id(end) if end else None
-    if tag is not None and tag in token_ids:  # perf: no further decoding of a long output
+    if tag is not None and tag in token_ids:  # perf: avoids decoding the rest of a long output
         return token_ids.index(tag) + 1
     return num_tokens_of(text[: bounds.stop + len(end)], token_ids, tokenizer)
 
 
 def num_tokens_of(prefix: str, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
-    """Return how many tokens it takes until their text starts with a prefix of the whole text."""
-    low, high = 0, len(token_ids)  # `high` tokens are enough
+    """Return the smallest number of tokens whose text starts with `prefix`."""
+    low, high = 0, len(token_ids)  # `high` tokens are always enough
     while low < high:
         middle = (low + high) // 2
         if tokenizer.decode(token_ids[:middle], skip_special_tokens=False).startswith(prefix):

@@ -1,12 +1,12 @@
-"""`Unwrapper`: removes the marks around an answer that comes in pieces."""
+"""`Unwrapper`: removes the marks around an answer that arrives in pieces."""
 
 from octavo.frontend.tools.parser import shown_length
 
 
 class Unwrapper:
-    """Passes on an answer without the marks around it, and white space beside them. Other text stays as it is.
+    """Passes on an answer without its surrounding marks and the white space next to them. Other text is unchanged.
 
-    The closing mark counts only at the end of the answer: an answer may mention it.
+    The closing mark counts only at the end of the answer, because an answer may mention it.
 
     Args:
         wrapper: the opening and the closing mark.
@@ -16,14 +16,14 @@ class Unwrapper:
         self._begin, self._end = wrapper
         self._held = ""
         self._is_wrapped: bool | None = None
-        """None: not known yet."""
+        """Whether the answer has the opening mark; `None` while this is unknown."""
 
     def push(self, text: str, is_final: bool) -> str:
-        """Return the part of the answer that is certain now.
+        """Return the part of the answer that has become certain.
 
         Args:
-            text: continues the text so far.
-            is_final: no more text will follow.
+            text: the next piece of text.
+            is_final: whether no more text follows.
         """
         self._held += text
         if self._is_wrapped is None:

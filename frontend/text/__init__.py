@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, incremental detokenizer, stop strings and chat templates."""
+"""Converts text to tokens and back: tokenizer, incremental detokenizer, stop strings and chat templates."""

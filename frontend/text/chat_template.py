@@ -1,7 +1,7 @@
-"""Messages to prompt text: renders a model's chat template in a sandbox.
+"""Renders messages as prompt text, with a model's chat template in a sandbox.
 
-Rendering is pure and synchronous, and takes seconds at most; the caller decides on which thread. Nothing here
-tokenizes.
+Rendering is pure and synchronous, and takes a few seconds at most. The caller chooses the thread. This module does not
+tokenize.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ RESERVED_VARIABLES = frozenset({"messages", "self"})
 """Template variables that cannot be set by name."""
 
 _END_MARK = "\ue000octavo-final-message-ends-here\ue000"
-"""Appended to a final message that is to be continued, to find its end in the rendered text."""
+"""Appended to a final message that is to be continued, to find the message's end in the rendered text."""
 
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -43,10 +43,10 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        source: Jinja, in the dialect of Hugging Face's `apply_chat_template`.
+        source: Jinja text, in the dialect of Hugging Face's `apply_chat_template`.
         special_tokens: values of the template variables `bos_token`, `eos_token`, ...
-        content_format: of messages; auto: detected from the template.
-        with_tools: another source for conversations with tools.
+        content_format: the format of message contents; auto: detected from the template.
+        with_tools: the source to use for conversations with tools, if it is a different one.
 
     Raises:
         InvalidRequestError: the template does not parse.
@@ -66,7 +66,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         shape = self._compiled.shape
         self.content_format: ContentFormat = shape.content_format if content_format == "auto" else content_format
-        """The form in which the template gets a message's content."""
+        """The format in which the template gets a message's content."""
         wants_parts = self.content_format == "openai"
         self._form = MessageForm(
             wants_parts=wants_parts,
@@ -81,12 +81,12 @@ class ChatTemplate:
     def for_model(
         cls, template: str | None, tokenizer: "Tokenizer", content_format: FormatChoice = "auto"
     ) -> "ChatTemplate":
-        """Return the configured template, else the model's own.
+        """Return the configured template, or else the model's own.
 
         Args:
-            template: `--chat-template`: a file or the text itself.
-            tokenizer: the tokenizer of the model, for its own templates and special tokens.
-            content_format: of messages.
+            template: the value of `--chat-template`: a file name or the Jinja text.
+            tokenizer: the model's tokenizer, which has the model's templates and special tokens.
+            content_format: the format of message contents.
 
         Raises:
             InvalidRequestError: there is no template, it does not parse, or the engine has no tokenizer.
@@ -103,7 +103,7 @@ class ChatTemplate:
         return cls(source, tokenizer.special_tokens, content_format=content_format, with_tools=with_tools)
 
     def knows(self, variable: str) -> bool:
-        """Return whether the template uses a variable of this name."""
+        """Return whether the template uses a variable with this name."""
         return variable in self._compiled.variables
 
     def render(
@@ -120,11 +120,11 @@ class ChatTemplate:
 
         Args:
             messages: the conversation; not modified.
-            add_generation_prompt: end with the header of an assistant message.
-            continue_final_message: end inside the last message, so that the model continues it.
+            add_generation_prompt: whether to end with the header of an assistant message.
+            continue_final_message: whether to end inside the last message, so that the model continues it.
             tools: JSON schemas of functions that the model may call.
             documents: texts for templates that support retrieval.
-            **kwargs: further variables of the template (`chat_template_kwargs`).
+            **kwargs: additional template variables (`chat_template_kwargs`).
 
         Raises:
             InvalidRequestError: the messages are malformed, or the template rejects them.
@@ -164,11 +164,11 @@ class ChatTemplate:
 
 
 def _mark_end(conversation: list[dict[str, Any]]) -> None:
-    """Put the mark, and a space, at the end of the last message's text."""
+    """Append the mark and a space to the last message's text."""
     content = conversation[-1]["content"] if conversation else ""
     if not content:
         raise InvalidRequestError("continue_final_message needs a last message with text", "continue_final_message")
-    # The space shows whether the template strips messages. If it does, the prompt must not end in white space either.
+    # The space shows whether the template strips messages. If so, the prompt must not end in white space either.
     if isinstance(content, str):
         conversation[-1]["content"] = content + _END_MARK + " "
     elif "text" in content[-1]:
@@ -190,7 +190,7 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _read(template: str) -> str:
-    """Return the text of `--chat-template`, which is a file name or the text itself."""
+    """Return the text of `--chat-template`, which is a file name or the Jinja text."""
     if any(character in template for character in "{}\n"):
         return template
     try:

@@ -1,6 +1,6 @@
-"""What a chat template expects of a message's content: a string, or OpenAI's list of parts.
+"""Detects what a chat template expects as a message's content: a string, or OpenAI's list of parts.
 
-Reads the template's syntax tree; renders nothing.
+It analyzes the template's syntax tree and renders nothing.
 """
 
 from typing import Literal, TypeAlias
@@ -13,8 +13,8 @@ ContentFormat: TypeAlias = Literal["string", "openai"]
 class TemplateShape:
     """How one template uses message content.
 
-    Names are followed through `for`, `set` and macro calls. Scopes are ignored: no known template uses
-    one name for a message's content and for something else.
+    Names are followed through `for`, `set` and macro calls. Scopes are ignored: no known template uses the same name
+    for a message's content and for something else.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -30,18 +30,18 @@ class TemplateShape:
 
     @property
     def content_format(self) -> ContentFormat:
-        """ "openai" when the template loops over the content of a message."""
+        """ "openai" if the template loops over the content of a message."""
         loops = self._tree.find_all(nodes.For)
         return "openai" if any(self._is_content(loop.iter) for loop in loops) else "string"
 
     @property
     def accepts_strings(self) -> bool:
-        """True when the template tests whether a content is a string, so it accepts both forms."""
+        """Whether the template tests if a content is a string, and therefore accepts both forms."""
         tests = self._tree.find_all(nodes.Test)
         return any(test.name == "string" and self._is_content(test.node) for test in tests)
 
     def _follow_names(self) -> bool:
-        """Classify further names by their assignments; True if any was new."""
+        """Classify names by their assignments; return True if a new one was found."""
         before = self._count()
         for loop in self._tree.find_all(nodes.For):
             if self._is_list(loop.iter) and isinstance(loop.target, nodes.Name):

@@ -1,4 +1,4 @@
-"""Messages of the OpenAI API in the form that chat templates expect. Renders nothing.
+"""Converts messages of the OpenAI API to the form that chat templates expect. Renders nothing.
 
 Errors name the invalid part of a message by its path: `messages[3].content[0].type`.
 """
@@ -13,21 +13,21 @@ Message: TypeAlias = Mapping[str, Any]
 """A message of the OpenAI API: role, content (a string, a list of parts or None) and more."""
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of content parts that are text, and the key each keeps its text under."""
+"""Types of content parts that are text, each with the key of its text."""
 _MEDIA_PARTS = {
     "image_url": "images", "input_image": "images", "image": "images",
     "input_audio": "audio", "audio_url": "audio", "audio": "audio",
     "video_url": "video", "video": "video", "file": "files", "input_file": "files",
 }  # fmt: skip
-"""Types of parts that other servers support, and their content."""
+"""Types of parts that other servers support, with a description of their content."""
 
 
 class SourcePart(dict[str, Any]):
-    """An item of media of another API, as chat completions have it.
+    """A media item of another API, in the form of chat completions.
 
     Args:
-        path: where the request has it, for errors.
-        **fields: of the part.
+        path: path of the part in the request, for errors.
+        **fields: the fields of the part.
     """
 
     def __init__(self, path: str, /, **fields: Any) -> None:
@@ -36,16 +36,16 @@ class SourcePart(dict[str, Any]):
 
 
 class MediaPart(dict[str, Any]):
-    """Stands for an item of media that was taken out of a message; made by the server only.
+    """Replaces a media item that was taken out of a message. Only the server creates it.
 
     Args:
         kind: the kind of the item: "image", "video" or "audio".
-        placeholder: the text that stands for it where a template takes strings.
+        placeholder: the text that represents the item if the template expects strings.
     """
 
     def __init__(self, kind: str, placeholder: str) -> None:
         super().__init__(type=kind)
-        if kind == "audio":  # the template of Qwen2-Audio looks for this key
+        if kind == "audio":  # Qwen2-Audio's template looks for this key
             self["audio_url"] = ""
         self.placeholder = placeholder
 
@@ -54,9 +54,9 @@ class MessageForm:
     """The form in which one template expects messages.
 
     Args:
-        wants_parts: contents are lists of parts, not strings.
-        wraps_strings: string contents are converted to lists, too.
-        knows_developer: the template has a role "developer"; otherwise it is replaced by "system".
+        wants_parts: whether contents are lists of parts instead of strings.
+        wraps_strings: whether string contents are converted to lists, too.
+        knows_developer: whether the template has a role "developer"; otherwise "system" replaces it.
     """
 
     def __init__(self, *, wants_parts: bool, wraps_strings: bool, knows_developer: bool) -> None:
@@ -106,14 +106,14 @@ class MessageForm:
 
 
 def joined_content(parts: Sequence[str | SourcePart]) -> str | list[Any]:
-    """Return the content of a message: its texts as one, or a list if it has media."""
+    """Return the content of a message: its texts joined, or a list if it has media."""
     if any(isinstance(part, SourcePart) for part in parts):
         return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return "\n".join([part for part in parts if isinstance(part, str)])
 
 
 def part_path(part: object, path: str) -> str:
-    """Return where the request has a part: at `path`, unless its API has other names."""
+    """Return the path of a part in the request: `path`, unless the part comes from another API."""
     return part.path if isinstance(part, SourcePart) else path
 
 
@@ -142,7 +142,7 @@ def _tool_calls(calls: object, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: object, path: str) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object, which templates expect, instead of JSON text."""
+    """Return a tool call whose arguments are an object, which templates expect, instead of JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         path = f"{path}.function"
@@ -158,7 +158,7 @@ def _tool_call(call: object, path: str) -> dict[str, Any]:
 
 
 def _share_reasoning(message: dict[str, Any]) -> None:
-    """Store a message's reasoning under both of its names: callers use one, templates the other."""
+    """Store a message's reasoning under both of its names: clients use one, templates the other."""
     for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
         if isinstance(message.get(name), str):
             message.setdefault(other, message[name])

@@ -1,6 +1,6 @@
-"""Stop strings in a stream of text: which text may be returned, and when to stop.
+"""Stop strings in a stream of text: decides which text may be returned, and when to stop.
 
-Matches text only: it knows neither tokens nor requests.
+Matches text only. Independent of tokens and requests.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ class StopMatch:
     """The result for one piece of text."""
 
     text: str
-    """Text that can be returned: no stop string can include it any more."""
+    """Text that can be returned, because it can no longer be part of a stop string."""
     stop: str | None = None
-    """The stop string that ended the output; `text` is then the last."""
+    """The stop string that ended the output; `text` is then the last piece."""
 
 
 class StopMatcher:
     """Finds stop strings in one output.
 
-    The match that ends earliest wins; if several end at the same character, the first in the list. Text is
-    held back exactly as long as it could be the start of a stop string.
+    The match that ends first wins. If several end at the same character, the first one in the list wins. Text is held
+    back exactly as long as it may be the start of a stop string.
 
     Args:
         stops: non-empty strings.
-        include_stop_string: show the text up to the end of the stop string, not up to its start.
+        include_stop_string: whether to return the text up to the end of the stop string instead of up to its start.
     """
 
     def __init__(self, stops: Sequence[str], include_stop_string: bool = False) -> None:
@@ -34,16 +34,16 @@ class StopMatcher:
         self._automaton = _automaton(self._stops)
         self._include = include_stop_string
         self._held = ""
-        """The held back end of the text so far: the start of a stop string."""
+        """End of the text that is held back: the possible start of a stop string."""
         self._state = 0
 
     def push(self, text: str, *, may_stop: bool) -> StopMatch:
         """Add the next piece of text.
 
         Args:
-            text: may be empty.
-            may_stop: False: neither this piece nor the text before it can be part of a match (the output
-                has not reached its `min_tokens`).
+            text: the text, which may be empty.
+            may_stop: whether a match may include this piece. If False, neither this piece nor the text before it can be
+            part of a match (the output has not reached its `min_tokens`).
         """
         if not may_stop:
             shown = self._held + text
@@ -63,27 +63,27 @@ class StopMatcher:
         return StopMatch(shown)
 
     def finish(self) -> str:
-        """Return the text still held back, when the output has ended without a stop string."""
+        """Return the text that is still held back when the output ends without a stop string."""
         held, self._held, self._state = self._held, "", 0
         return held
 
 
 class _Automaton:
-    """Aho and Corasick's automaton (1975): one state for each prefix of a stop string.
+    """Aho-Corasick automaton (1975): one state for each prefix of a stop string.
 
-    After each character, the state is the longest suffix of the text that is such a prefix: exactly the
-    text that must be held back.
+    After each character, the state is the longest suffix of the text that is such a prefix. This is exactly the text to
+    hold back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: list[dict[str, int]] = [{}]
-        """Transitions of each state: the longer prefix, by the next character."""
+        """Transitions of each state, by the next character."""
         self.depth = [0]
         """Length of each state's prefix."""
         self.match: list[int | None] = [None]
-        """The first stop in the list that ends in each state."""
+        """Index of the first stop string that ends in each state."""
         self.shorter = [0]
-        """The longest proper suffix of each state's prefix that is a prefix itself."""
+        """State of the longest proper suffix of each state's prefix that is itself a prefix."""
         for place, stop in enumerate(stops):
             self._add(stop, place)
         self._link()

@@ -1,6 +1,6 @@
-"""Renders the chat templates of requests, which are untrusted, in separate processes with time and memory limits.
+"""Renders the untrusted chat templates of requests in separate processes with time and memory limits.
 
-The sandbox prevents side effects, but cannot limit memory; the operating system can. Each process renders one template
+The sandbox prevents side effects but cannot limit memory; the operating system can. Each process renders one template
 and exits, so no state passes from one request to the next.
 """
 
@@ -21,13 +21,13 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.lifecycle import die_with_parent
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
-"""Address space of the process; the interpreter takes about a tenth of it."""
+"""Limit of the process's address space; the interpreter uses about a tenth of it."""
 START_TIME_S = 20.0
-"""Time limit of the process beyond the rendering itself, on a busy machine."""
+"""Seconds that the process may take in addition to the rendering, on a busy machine."""
 MAX_TEXT_CHARS = 16 * 2**20
-"""Longest accepted text, in characters; no model has such a context."""
+"""Maximum characters of the text; no model has such a large context."""
 MAX_PROCESSES = 2
-"""Concurrent processes; further requests wait."""
+"""Number of concurrent processes; further requests wait."""
 
 
 class RenderJob(msgspec.Struct, array_like=True):
@@ -42,7 +42,7 @@ class RenderJob(msgspec.Struct, array_like=True):
 
 
 class RenderResult(msgspec.Struct, array_like=True):
-    """The text, or an error."""
+    """The rendered text, or an error."""
 
     text: str | None
     error: str = ""

@@ -1,4 +1,4 @@
-"""The sandbox that chat templates run in: Hugging Face's dialect of Jinja, without side effects and with a time limit.
+"""Sandbox for chat templates: Hugging Face's dialect of Jinja, without side effects and with a time limit.
 
 Every loop iteration and every call checks the clock, so no template runs for long. The sandbox does not limit memory;
 `template_process` does.
@@ -24,35 +24,35 @@ from octavo.frontend.text.content_format import TemplateShape
 from octavo.protocol.errors import InvalidRequestError
 
 TIME_LIMIT_S = 5.0
-"""Time limit for rendering a conversation, which usually takes milliseconds."""
+"""Time limit in seconds for rendering a conversation, which usually takes milliseconds."""
 
 
 class TemplateTimeoutError(Exception):
-    """The template has run for too long."""
+    """The template ran for too long."""
 
 
 class Compiled:
-    """A template and facts from its syntax tree.
+    """A compiled template, and facts from its syntax tree.
 
     Args:
-        template: to be rendered.
-        tree: its syntax tree.
+        template: the template to render.
+        tree: the template's syntax tree.
     """
 
     def __init__(self, template: jinja2.Template, tree: nodes.Template) -> None:
         self._template = template
         self.shape = TemplateShape(tree)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
-        """Names of the variables that it expects."""
+        """Names of the variables that the template uses."""
         self.texts = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
-        """String constants in it, such as the names of roles."""
+        """String constants in the template, such as the names of roles."""
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Return the text.
+        """Return the rendered text.
 
         Raises:
-            TemplateTimeoutError: after `TIME_LIMIT_S`.
-            Exception: whatever the template's expressions raise.
+            TemplateTimeoutError: rendering took longer than `TIME_LIMIT_S`.
+            Exception: any exception that the template's expressions raise.
         """
         with _deadline():
             return self._template.render(variables)
@@ -60,10 +60,10 @@ class Compiled:
 
 @lru_cache(maxsize=16)
 def compile_template(source: str) -> Compiled:
-    """Compile a template; the latest ones are cached.
+    """Compile a template. The most recently used ones are cached.
 
     Raises:
-        InvalidRequestError: it does not parse.
+        InvalidRequestError: the template does not parse.
     """
     try:
         return Compiled(_environment.from_string(source), _environment.parse(source))
@@ -85,23 +85,23 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
-            # Reading the attribute checks the clock.
+            # Reading the attribute `clock` checks the time.
             loop.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("clock"), lineno=loop.lineno))
         return tree
 
     @property
     def clock(self) -> None:
-        """None; raises if the time is over."""
+        """Always `None`; reading it raises an error if the time is over."""
         _check_clock()
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call something from a template."""
+        """Call an object from a template."""
         _check_clock()
         return super().call(context, obj, *args, **kwargs)
 
 
 _running = threading.local()
-"""`end`: when the template that this thread renders must be done."""
+"""Thread-local `end`: when the template that this thread renders must be finished."""
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def _check_clock() -> None:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks training targets; for a prompt it is its body."""
+    """`{% generation %}...{% endgeneration %}` marks training targets. In a prompt only its body matters."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own way to declare it)
 
@@ -136,12 +136,12 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which models were not trained on."""
+    """Serialize to JSON. Jinja's own filter escapes for HTML, on which models were not trained."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
-    """Let a template reject a conversation, for example one whose roles do not alternate."""
+    """Let a template reject a conversation, for example if its roles do not alternate."""
     raise jinja2.TemplateError(message)
 
 

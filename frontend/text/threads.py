@@ -1,4 +1,4 @@
-"""`TextThreads`: work on texts, off the event loop where it takes long."""
+"""`TextThreads`: runs text processing in threads if it takes long."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from octavo.protocol.errors import PromptTooLongError
 T = TypeVar("T")
 
 SHORT_TEXT_CHARS = 2_000
-"""Shorter prompts are tokenized in less time than a thread switch takes to pay off."""
+"""Texts with fewer characters are tokenized in less time than a thread switch costs."""
 
 LONG_TEXT_CHARS = 2**20
-"""Longer texts are length-checked before tokenizing, which takes a good part of a second."""
+"""Texts with more characters are length-checked before tokenizing, which would take a considerable part of a second."""
 
 MAX_TEXT_THREADS = 4
-"""More than one, so that a long text does not block the others."""
+"""More than one thread, so that a long text does not block the others."""
 
 
 class TextThreads:
-    """The threads of one client; they start when they are needed."""
+    """The threads of one client. They start when they are needed."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(
@@ -36,10 +36,10 @@ class TextThreads:
     async def encode(
         self, tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool
     ) -> list[int]:
-        """Tokenize, in a thread if the text is long.
+        """Tokenize a text, in a thread if it is long.
 
         Raises:
-            PromptTooLongError: the text cannot fit even if all its tokens are the longest of the vocabulary.
+            PromptTooLongError: the text cannot fit even if all its tokens are the vocabulary's longest.
             InvalidRequestError: there is no tokenizer.
         """
         tokenizer.require("prompt")
@@ -56,5 +56,5 @@ class TextThreads:
         return await self.run(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def close(self) -> None:
-        """End the threads; waiting work is dropped."""
+        """Stop the threads; waiting work is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)

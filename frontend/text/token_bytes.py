@@ -1,8 +1,8 @@
 """The bytes of each token id, derived from the tokenizer's own decoder.
 
-Every supported decoder maps a token to bytes independently of its neighbours, except for a space at
-the very start of a text. This makes exact incremental decoding possible: the text is the UTF-8
-decoding of the joined bytes. This module decodes nothing itself.
+Every supported decoder maps a token to bytes independently of its neighbours, except for a space at the start of a
+text. This makes exact incremental decoding possible: the text is the UTF-8 decoding of the joined bytes. This module
+does not decode text itself.
 """
 
 import json
@@ -20,10 +20,10 @@ _NUM_POSSIBLE_IDS = 2**32
 
 
 def byte_characters() -> dict[int, str]:
-    """Return the printable character that byte-level BPE writes for each byte.
+    """Return the printable character with which byte-level BPE represents each byte.
 
-    Bytes that are printable in Latin-1 stand for themselves; the others are, in order, the
-    characters from U+0100 on. The table is part of GPT-2's vocabulary format.
+    Bytes that are printable in Latin-1 represent themselves. The others are, in order, the characters from U+0100 on.
+    The table is part of GPT-2's vocabulary format.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {byte: chr(byte) for byte in printable}
@@ -42,7 +42,7 @@ _CLEANUPS = (
     (" do not", " don't"),
     *((f" '{end}", f"'{end}") for end in ("s", "ve", "re")),
 )
-"""What the WordPiece decoder of `tokenizers` replaces in each token."""
+"""Replacements that the WordPiece decoder of `tokenizers` makes in each token."""
 
 
 class TokenBytes:
@@ -57,16 +57,16 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
         self._steps: list[Mapping[str, Any]] = []
         self._drops_first_space = False
-        """True if the tokenizer adds a space at the start of a text, which is not shown."""
+        """Whether the tokenizer adds a space at the start of a text, which is not shown."""
         self._drops_first_spaces = False
-        """True if it removes a space anywhere in the first token."""
+        """Whether the decoder removes spaces anywhere in the first token."""
         self._cleanups: Sequence[tuple[str, str]] | None = None
-        """What a WordPiece decoder replaces in a token; None: it is another decoder."""
+        """Replacements that a WordPiece decoder makes in a token; `None` for other decoders."""
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
         self._read_decoder(json.loads(state) if state else {"type": "Join"})
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of a token inside a text; none for an id that the tokenizer does not have."""
+        """Return the bytes of a token inside a text; b"" for an id that the tokenizer does not have."""
         known = self._known.get(token_id)
         if known is not None:
             return known
@@ -80,7 +80,7 @@ class TokenBytes:
         return (self._tokenizer.id_to_token(token_id) if 0 <= token_id < _NUM_POSSIBLE_IDS else None) or ""
 
     def first(self, token_id: int) -> bytes:
-        """Return the bytes of a token that starts a text: without the space the tokenizer put there."""
+        """Return the bytes of a token that starts a text, without the space that the tokenizer added."""
         if self._cleanups is not None:
             return _replaced(self._token(token_id), self._cleanups).encode()
         if self._drops_first_spaces:
@@ -119,7 +119,7 @@ class TokenBytes:
             match step["type"]:
                 case "ByteLevel":
                     codes = [_BYTE_OF_CHARACTER.get(character) for character in token]
-                    # An added token may hold characters outside the table; then it is plain text as a whole.
+                    # An added token may contain characters outside the table; then all of it is plain text.
                     return token.encode() if None in codes else bytes(code for code in codes if code is not None)
                 case "ByteFallback":
                     if match := _BYTE_TOKEN.fullmatch(token):
@@ -144,7 +144,7 @@ def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 class WholeTexts(dict[int, str | None]):
-    """Texts of the tokens that are whole characters, decoded on first use and cached; None for other tokens."""
+    """Texts of tokens that are complete characters, decoded on first use and cached; `None` for other tokens."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()

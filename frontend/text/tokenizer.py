@@ -1,6 +1,7 @@
-"""Text to token ids and back, on the `tokenizers` library alone.
+"""Converts text to token ids and back, with nothing but the `tokenizers` library.
 
-Owns one model's tokenizer. It reads no files (`tokenizer_files.py` does), renders no templates and knows no requests.
+Owns one model's tokenizer. Reads no files (`tokenizer_files.py` does), renders no templates, and is independent of
+requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +22,9 @@ class Tokenizer:
     """One model's tokenizer. Thread-safe: only caches change after loading.
 
     Args:
-        fast: the tokenizer of the library.
-        special_tokens: text of the named special tokens: `{"bos_token": "<s>", ...}`.
-        chat_templates: Jinja sources by name; "default" is the one used when no name is given.
+        fast: the tokenizer object of the library.
+        special_tokens: texts of the named special tokens: `{"bos_token": "<s>", ...}`.
+        chat_templates: Jinja texts by name; "default" is used if no name is given.
     """
 
     def __init__(
@@ -32,23 +33,23 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
     ) -> None:
-        # A model's file may enable padding or truncation, which are for training batches.
+        # A model's file may enable padding or truncation, which are meant for training batches.
         fast.no_padding()
         fast.no_truncation()
         self._fast = fast
         self._bytes = TokenBytes(fast)
         self.whole_texts = WholeTexts(self._bytes)
-        """Text of each token id inside a text; None if the token is not a sequence of whole characters."""
+        """Text of each token id inside a text; `None` if the token is not a sequence of complete characters."""
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
         self._marked: dict[str, Tokenizer] = {}
         added = fast.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        """Ids that `skip_special_tokens` leaves out."""
+        """Ids that `skip_special_tokens` omits."""
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
-        """Number of tokens; the model's own vocabulary may be padded beyond it."""
+        """Number of tokens; the model's own vocabulary may be padded to more."""
         self.is_absent = not self.vocab_size
-        """True for the result of `absent`: no token has a text."""
+        """Whether this is the result of `absent`, whose tokens have no text."""
 
     @classmethod
     def absent(cls) -> "Tokenizer":
@@ -57,7 +58,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, mode: TokenizerMode = "auto") -> "Tokenizer":
-        """Load from a directory; what each mode reads is in `tokenizer_files.py`.
+        """Load a tokenizer from a directory. `tokenizer_files.py` describes what each mode reads.
 
         Raises:
             ConfigError: there is no tokenizer of that kind, or it cannot be read.
@@ -103,10 +104,10 @@ class Tokenizer:
         """Raise an error if there is no tokenizer.
 
         Args:
-            field: the field of the request that needs it.
+            field: the field of the request that needs a tokenizer.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: there is no tokenizer; the error names the field.
         """
         if self.is_absent:
             raise InvalidRequestError(
@@ -116,19 +117,19 @@ class Tokenizer:
             )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; names of special tokens in it become those tokens.
+        """Return the token ids of a text. Names of special tokens in the text become those tokens.
 
         Args:
             text: any string.
-            add_special_tokens: put the model's own tokens (such as BOS) around the text.
+            add_special_tokens: whether to add the model's special tokens (such as BOS).
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of several texts, computed in parallel."""
         inputs = [_encodable(text) for text in texts]
-        # perf: this is the one call of the library that lets other threads run; `encode` on a text of
-        # 500 kB stops them for 0.4 s.
+        # perf: this is the library's only function that releases the GIL. `encode` on a text of 500 kB blocks other
+        # threads for 0.4 s.
         encodings = self._fast.encode_batch_fast(inputs, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -141,18 +142,18 @@ class Tokenizer:
         keeps_start: bool = True,
         max_part_tokens: tuple[int, int] = (0, 0),
     ) -> list["EncodedInput"]:
-        """Return the token ids of texts, and of pairs of texts in the model's own form of a pair.
+        """Return the token ids of texts, and of pairs of texts in the model's own pair format.
 
         Args:
-            inputs: texts and pairs.
+            inputs: texts and pairs of texts.
             add_special_tokens: as in `encode`.
-            max_tokens: inputs that have more are cut, but keep the tokens that the model adds; the longer text of a
-                pair is cut first. None: nothing is cut.
-            keeps_start: cut off the end of a text, not its start.
-            max_part_tokens: limits of each text of a pair; 0: there is none.
+            max_tokens: longer inputs are truncated, but keep the tokens that the model adds. The longer text of a pair
+            is truncated first. None: no truncation.
+            keeps_start: whether to cut off the end of a text instead of its start.
+            max_part_tokens: limits of each text of a pair; 0: no limit.
 
         Raises:
-            InvalidRequestError: `max_tokens` leaves no room for a token of the text.
+            InvalidRequestError: `max_tokens` leaves no room for any token of the text.
         """
         whole = [
             _encodable(one) if isinstance(one, str) else (_encodable(one[0]), _encodable(one[1])) for one in inputs
@@ -196,12 +197,12 @@ class Tokenizer:
         return EncodedInput.of(self._fast.post_process(parts[0], pair, add_special_tokens))
 
     def shortened(self, text: str, max_tokens: int) -> str:
-        """Return the beginning of a text that has at most so many tokens; 0: the whole text."""
+        """Return the beginning of a text that has at most `max_tokens` tokens; 0: the complete text."""
         token_ids = self.encode(text, add_special_tokens=False) if max_tokens else []
         return self.decode(token_ids[:max_tokens]) if len(token_ids) > max_tokens else text
 
     def marked(self, mark: str) -> "Tokenizer":
-        """Return a tokenizer that knows one more special token. Made once for each mark, in up to a second."""
+        """Return a tokenizer that has one more special token. Created once per mark, which takes up to a second."""
         found = self._marked.get(mark)
         if found is None:
             fast = FastTokenizer.from_str(self._fast.to_str())
@@ -215,13 +216,13 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """Return the text of tokens that are a whole text. Bytes that are not valid UTF-8 become U+FFFD.
+        """Return the text of tokens that form a complete text. Bytes that are not valid UTF-8 become U+FFFD.
 
         Args:
-            token_ids: ids outside the vocabulary have no text.
-            skip_special_tokens: leave special tokens out.
-            spaces_between_special_tokens: accepted for compatibility; no tokenizer of the `tokenizers`
-                library puts spaces there.
+            token_ids: the token ids; ids outside the vocabulary have no text.
+            skip_special_tokens: whether to omit special tokens.
+            spaces_between_special_tokens: accepted for compatibility; no tokenizer of the `tokenizers` library puts
+            spaces there.
         """
         del spaces_between_special_tokens
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
@@ -232,24 +233,24 @@ class Tokenizer:
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int, is_first: bool = False) -> bytes:
-        """Return the bytes a token adds to a text; b"" for an id outside the vocabulary.
+        """Return the bytes that a token adds to a text; b"" for an id outside the vocabulary.
 
         Args:
             token_id: any id.
-            is_first: the token starts the text, where some tokenizers put a space that is not shown.
+            is_first: whether the token starts the text, where some tokenizers add a space that is not shown.
         """
         return self._bytes.first(token_id) if is_first else self._bytes[token_id]
 
     def token_string(self, token_id: int) -> str:
-        """Return the text a token adds inside a text; part of a character shows as U+FFFD."""
+        """Return the text that a token adds inside a text. Part of a character is shown as U+FFFD."""
         return self._bytes[token_id].decode("utf-8", errors="replace")
 
     def token_name(self, token_id: int) -> str:
-        """Return the name of a token in the vocabulary (not its text): of ` the`, `Ġthe` or `▁the`."""
+        """Return the name of a token in the vocabulary, which is not its text: `Ġthe` or `▁the` for ` the`."""
         return self._fast.id_to_token(token_id) or ""
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its name in the vocabulary (not its text)."""
+        """Return the id of a token by its name in the vocabulary, which is not its text."""
         found: int | None = self._fast.token_to_id(token)
         return found
 
@@ -259,11 +260,11 @@ class EncodedInput(NamedTuple):
 
     ids: list[int]
     segment_start: int
-    """Where tokens of the second type begin (BERT's token types); 0: there are none."""
+    """Index of the first token of the second type (BERT's token types); 0 if there are none."""
 
     @classmethod
     def of(cls, encoding: Any) -> "EncodedInput":
-        """Return what is needed of the library's result."""
+        """Return the required parts of the library's result."""
         ids = encoding.ids
         if encoding.n_sequences < 2:  # perf: only pairs have a second type
             return cls(ids, 0)
@@ -272,7 +273,7 @@ class EncodedInput(NamedTuple):
 
 
 def _longest_first(lengths: list[int], room: int) -> list[int]:
-    """Return how many tokens of each of one or two texts are kept: as `longest_first` of the tokenizers library."""
+    """Return how many tokens to keep of one or two texts, like `longest_first` of the tokenizers library."""
     if sum(lengths) <= room:
         return lengths
     if len(lengths) == 1:
@@ -285,5 +286,5 @@ def _longest_first(lengths: list[int], room: int) -> list[int]:
 
 
 def _encodable(text: str) -> str:
-    """Replace lone surrogates, which JSON may carry but UTF-8 cannot, by U+FFFD."""
+    """Replace lone surrogates by U+FFFD: JSON may contain them, but UTF-8 cannot encode them."""
     return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

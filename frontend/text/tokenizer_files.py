@@ -1,6 +1,6 @@
-"""Loads a model's tokenizer: from `tokenizer.json`, the files that it is made from, or Mistral's `tekken.json`.
+"""Loads a model's tokenizer: from `tokenizer.json`, from its source files, or from Mistral's `tekken.json`.
 
-Also reads special tokens and chat templates. Tokenizes nothing.
+Also reads special tokens and chat templates. Does not tokenize.
 """
 
 import tempfile
@@ -33,12 +33,12 @@ def read_tokenizer(path: Path, mode: TokenizerMode) -> TokenizerParts:
 
     Args:
         path: the directory.
-        mode: auto, hf, fast: `tokenizer.json`, or as slow if there is none; auto tries mistral before slow. slow: the
-            files that a tokenizer.json is made from, converted by `transformers`, whose import takes seconds.
-            mistral: `tekken.json`, read by `transformers` too.
+        mode: auto, hf, fast: `tokenizer.json`, or the slow mode if that file is missing; auto tries mistral before
+        slow. slow: source files of a tokenizer.json, converted by `transformers`, whose import takes seconds. mistral:
+        `tekken.json`, also read by `transformers`.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be read.
+        ConfigError: the file does not exist, or cannot be read.
     """
     special_tokens, chat_templates = _read_settings(path)
     if mode == "mistral" or (mode == "auto" and _has(path, _TEKKEN_FILE) and not _has(path, _FAST_FILE)):
@@ -64,7 +64,7 @@ def _read_fast(file: Path) -> FastTokenizer:
 
 
 def _read_tekken(path: Path) -> TokenizerParts:
-    """Read Mistral's own file. Texts begin with BOS, as in `mistral-common`, which also has the chat templates."""
+    """Read Mistral's own format. Texts begin with BOS, as in `mistral-common`, which also has the chat templates."""
     file = path / _TEKKEN_FILE
     if not file.is_file():
         raise ConfigError(f"no {_TEKKEN_FILE} in {path}", phase=_PHASE, hint="leave out --tokenizer-mode mistral")
@@ -84,7 +84,7 @@ def _read_tekken(path: Path) -> TokenizerParts:
 
 
 def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
-    """Convert the files that a tokenizer.json is made from; ignores an existing tokenizer.json."""
+    """Convert the source files of a tokenizer.json. An existing tokenizer.json is ignored."""
     if not any(_has(path, name) for name in _SLOW_FILES):
         if unread := [name for name in (_FAST_FILE, _TEKKEN_FILE) if _has(path, name)]:
             raise ConfigError(
@@ -104,7 +104,8 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
             if file.name != _FAST_FILE:
                 Path(others, file.name).symlink_to(file.resolve())
         try:
-            # False: with None, transformers asks on the terminal, and runs code of the repository after a "y".
+            # False instead of None: with None, transformers asks on the terminal, and runs code of the repository after
+            # a "y".
             slow = AutoTokenizer.from_pretrained(others, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError, KeyError) as error:
             if "auto_map" in read_json(path / "tokenizer_config.json"):
@@ -118,7 +119,7 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
 
 
 def _backend(tokenizer: "PreTrainedTokenizerBase", path: Path) -> FastTokenizer:
-    """Return the `tokenizers` backend of a tokenizer of `transformers`."""
+    """Return the `tokenizers` backend of a `transformers` tokenizer."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(fast, FastTokenizer):
         raise ConfigError(
@@ -135,14 +136,14 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def _make_special(fast: FastTokenizer, texts: Iterable[str]) -> None:
-    """Mark tokens as special that tokenizer_config.json names but tokenizer.json has as ordinary ones."""
+    """Mark tokens as special that tokenizer_config.json names but that are ordinary in tokenizer.json."""
     added = {token.content for token in fast.get_added_tokens_decoder().values()}
     ordinary = [text for text in texts if text not in added and fast.token_to_id(text) is not None]
     fast.add_special_tokens([AddedToken(text, normalized=False) for text in dict.fromkeys(ordinary)])
 
 
 def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the named special tokens and the chat templates from the files beside the tokenizer."""
+    """Return the named special tokens and the chat templates from the files next to the tokenizer."""
     settings = read_json(path / "special_tokens_map.json") | read_json(path / "tokenizer_config.json")
     special_tokens = {}
     for name in _SPECIAL_NAMES:
@@ -154,7 +155,7 @@ def _read_settings(path: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _chat_templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Return templates by name: separate files take precedence over entries of tokenizer_config.json."""
+    """Return templates by name. Separate files take precedence over entries of tokenizer_config.json."""
     templates: dict[str, str] = {}
     in_config = settings.get("chat_template")
     if isinstance(in_config, str):

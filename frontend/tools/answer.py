@@ -1,7 +1,7 @@
-"""Splits an answer into reasoning, content and tool calls, as a whole or as deltas of a stream.
+"""Splits an answer into reasoning, content and tool calls: a complete answer, or the deltas of a stream.
 
-A stream parses the whole text so far and emits what is new, so that its result equals the parse of the whole text,
-except for malformed calls, whose beginning it has sent. Independent of HTTP.
+A stream parses the complete text so far and emits the new part. So its result equals that of parsing the complete text,
+except for malformed calls whose beginning was already sent. Independent of HTTP.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from octavo.frontend.reasoning.wrapper import Unwrapper
 from octavo.frontend.tools.parser import Parsed, ToolParser
 
 EAGER_CHARS = 2048
-"""Up to this length, a text that may be a call is parsed again after every piece."""
+"""Number of characters up to which a text that may be a call is parsed again after every piece."""
 
 GROWTH = 32
-"""A longer text is parsed again when it has grown by 1/32, so that a long call is not parsed in quadratic time."""
+"""A longer text is parsed again only when it has grown by 1/32, so that a long call does not take quadratic time."""
 
 
 @dataclass(slots=True)
@@ -24,10 +24,10 @@ class CallDelta:
     """The new part of one tool call."""
 
     index: int
-    """Index among the calls of the answer, from 0."""
+    """Index of the call in the answer, starting at 0."""
     arguments: str
     id: str | None = None
-    """Set once, with the name, when the call begins."""
+    """Id of the call; set once, together with the name, when the call begins."""
     name: str | None = None
 
 
@@ -38,17 +38,17 @@ class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
-    """Order: reasoning, content, calls."""
+    """New parts of calls. The order is reasoning, content, calls."""
     further: list["AnswerDelta"] = field(default_factory=list)
-    """Later parts, if the model reasons or writes again; their own `further` is empty."""
+    """Later parts, if the model reasons or writes content again. Their own `further` is empty."""
 
     def in_order(self) -> Iterator["AnswerDelta"]:
-        """Yield the parts in their order."""
+        """Yield the parts in order."""
         yield self
         yield from self.further
 
     def merged(self) -> "AnswerDelta":
-        """Return all parts as one."""
+        """Return all parts merged into one."""
         if not self.further:
             return self
         parts = list(self.in_order())
@@ -59,7 +59,7 @@ class AnswerDelta:
         )
 
     def without_reasoning(self) -> "AnswerDelta":
-        """Return what is not reasoning, in its order."""
+        """Return the parts without reasoning, in order."""
         kept: list[AnswerDelta] = [AnswerDelta()]
         for part in self.in_order():
             if part.content and kept[-1].calls:
@@ -72,17 +72,17 @@ class AnswerDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How the answers to one request are parsed."""
+    """How to parse the answers to one request."""
 
     reasoning: ReasoningParser | None = None
     initial_state: ReasoningState = ReasoningState.OUTSIDE
     tools: ToolParser | None = None
     max_calls: int | None = None
-    """Calls beyond this many are dropped."""
+    """Number of calls after which further calls are dropped; `None` if unlimited."""
 
     @property
     def separates_reasoning(self) -> bool:
-        """True if reasoning is separated from the content."""
+        """Whether reasoning is separated from the content."""
         return self.reasoning is not None
 
     def open(self) -> "AnswerStream":
@@ -99,24 +99,24 @@ class AnswerFormat:
 
 
 class AnswerStream:
-    """Parses one answer, piece by piece.
+    """Parses one answer piece by piece.
 
     Args:
-        style: how to parse the answer.
+        style: the format of the answer.
     """
 
     def __init__(self, style: AnswerFormat) -> None:
         self._style = style
         self._text = ""
-        """Unparsed text: the reasoning until it ends, then everything that is not final content."""
+        """Unparsed text: the reasoning until it ends, then everything that is not final content yet."""
         self._reasons = style.reasoning is not None
         wrapper = style.reasoning.wrapper if style.reasoning is not None else None
         self._unwrapper = None if wrapper is None else Unwrapper(wrapper)
         self._is_plain = style.tools is None
         self._has_reasoning = False
-        """Some of the reasoning was returned; the text begins after it."""
+        """Whether some reasoning was returned; the text begins after it."""
         self._gap = ""
-        """Characters that are dropped until others come: the reasoning has just ended."""
+        """Characters after the end of the reasoning that are dropped unless other characters follow."""
         self._num_content = 0
         self._num_arguments: list[int] = []
         self._call_ids: set[str] = set()
@@ -125,16 +125,16 @@ class AnswerStream:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have started."""
+        """Number of calls that have started."""
         return len(self._num_arguments)
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
-        """Add text and return what is new.
+        """Add text, and return the new part of the answer.
 
         Args:
-            text: continues the text so far.
-            is_final: no more text will follow.
-            token_ids: not used.
+            text: the next piece of text.
+            is_final: whether no more text follows.
+            token_ids: ignored.
         """
         delta = AnswerDelta()
         if self._reasons:
@@ -150,7 +150,7 @@ class AnswerStream:
         return delta
 
     def _take_reasoning(self, delta: AnswerDelta, text: str, is_final: bool) -> str | None:
-        """Return the text after the reasoning; None while it continues."""
+        """Return the text after the reasoning; `None` while the reasoning continues."""
         assert self._style.reasoning is not None
         self._text += text
         split = self._style.reasoning.split(
@@ -191,16 +191,16 @@ class AnswerStream:
                 self._num_arguments[index] = len(call.arguments)
 
     def _new_id(self, written: str | None) -> str:
-        """Return the id of a call: the model's own, unless it has written that before."""
+        """Return the id of a call: the model's own id, unless it was used before."""
         assert self._style.tools is not None
         call_id = self._style.tools.new_call_id() if written is None or written in self._call_ids else written
         self._call_ids.add(call_id)
         return call_id
 
     def _without_malformed(self, parsed: Parsed) -> Parsed:
-        """Return an answer without its malformed calls; if there are no others, its whole text is content.
+        """Return an answer without malformed calls. If no other calls remain, the complete text is content.
 
-        A stream cannot take back a call that it has begun. It sends the text as well, and the call does not count.
+        A stream cannot retract a call that it has begun. It sends the text as well, and the call does not count.
         """
         calls = [call for call in parsed.calls if not call.is_malformed]
         if not calls:
@@ -210,5 +210,5 @@ class AnswerStream:
 
 
 def read_answer(text: str, style: AnswerFormat) -> AnswerDelta:
-    """Return the result for a complete answer."""
+    """Return the parsed form of a complete answer."""
     return AnswerStream(style).push(text, is_final=True)

@@ -1,4 +1,4 @@
-"""Converts values written as bare text to JSON, guided by the schema of their parameter."""
+"""Converts values that models write as bare text to JSON, guided by the parameter's schema."""
 
 import ast
 import json
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
-"""JSON literals by how models write them, in any case."""
+"""JSON literals by the models' spellings, in lower case; case is ignored."""
 _KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer"}
 
 
@@ -17,7 +17,7 @@ def is_text(schema: object) -> bool:
 
 
 def is_free_text(schema: object) -> bool:
-    """Return whether a string parameter may be any text, or one of a list."""
+    """Return whether a string parameter is either unconstrained or constrained only to a list of strings."""
     return not isinstance(schema, Mapping) or not schema.keys() & {"pattern", "minLength", "maxLength", "format", "not"}
 
 
@@ -27,16 +27,16 @@ def json_string(text: str) -> str:
 
 
 def json_value(text: str, schema: object) -> str:
-    """Return the JSON of a complete value: of the schema's type, or a string if it does not parse as that.
+    """Return the JSON of a complete value: of the schema's type, or a string if it cannot be parsed as that type.
 
-    Quotes are part of a string: the formats of these values write strings without.
+    Quotes are part of a string, because these formats write strings without quotes.
     """
     if is_text(schema):
         return json_string(text)
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
     kinds = kinds_of_schema(schema)
-    # int reads leading zeros, which a string keeps
+    # int accepts leading zeros, which a string must keep
     for read in (_from_json, _from_python, *(() if "string" in kinds else (int,))):
         try:
             value = read(bare)
@@ -50,12 +50,12 @@ def json_value(text: str, schema: object) -> str:
 
 
 def open_value(text: str, schema: object, is_final: bool) -> str | None:
-    """Return the JSON of an incomplete value; None if nothing of it is certain.
+    """Return the JSON of an incomplete value; `None` if no part of it is certain.
 
     Args:
         text: the value so far.
-        schema: the schema of the value. Only a string's JSON is known before its end.
-        is_final: no more text will follow, so all of it is returned.
+        schema: the schema of the value. Only strings have certain JSON before their end.
+        is_final: whether no more text follows; if so, the complete value is returned.
     """
     if is_text(schema):
         return json_string(text)[:-1]
@@ -91,7 +91,7 @@ def _from_json(text: str) -> Any:
 
 
 def _from_python(text: str) -> Any:
-    """Parse a Python literal: models also write `{'a': True}`."""
+    """Parse a Python literal, because models also write `{'a': True}`."""
     return ast.literal_eval(text)
 
 

@@ -1,4 +1,4 @@
-"""Ids of tool calls: generated here, returned by the client with the call's result."""
+"""Ids of tool calls: generated here, and returned by the client together with the call's result."""
 
 import secrets
 import string
@@ -8,10 +8,10 @@ _MISTRAL_LENGTH = 9
 
 
 def new_call_id() -> str:
-    """Return an id in OpenAI's form."""
+    """Return an id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def new_mistral_call_id() -> str:
-    """Return an id of nine letters and digits: Mistral's chat templates reject any other."""
+    """Return an id of nine letters and digits: Mistral's chat templates reject other ids."""
     return "".join(secrets.choice(_MISTRAL_ALPHABET) for _ in range(_MISTRAL_LENGTH))

@@ -1,4 +1,4 @@
-"""Which tool parser a chat template calls for, by the marks that the template writes."""
+"""Detects the tool parser for a chat template by the marks in the template."""
 
 import re
 
@@ -35,13 +35,13 @@ MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pythonic", ("[func_name1(",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters": ')),
 )
-"""Parsers, each with marks that are all in the templates of its models. The first match counts."""
+"""Parsers, each with marks that all templates of its models contain. The first match wins."""
 
 _ESCAPED_QUOTE = re.compile(r"""\\(["'])""")
 
 
 def detect_tool_parser(template: str) -> str | None:
-    """Return the name of the parser for the calls that a template writes; None if it writes none that is known.
+    """Return the name of the parser for the calls that a template writes; `None` if the template has no known format.
 
     Args:
         template: the source of a chat template that supports tools.

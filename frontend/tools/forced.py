@@ -1,4 +1,4 @@
-"""Parsers of answers that a grammar forced to be calls, in JSON or in the model's format."""
+"""Parsers for answers that a grammar forces to be calls, in JSON or in the model's format."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from octavo.frontend.tools.parser import FunctionTool, Parsed, ToolCall, ToolPar
 
 
 class RequiredParser(ToolParser):
-    """An array of `{"name": ..., "parameters": {...}}`."""
+    """Parses an array of `{"name": ..., "parameters": {...}}`."""
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the calls; content only if the text is not such an array."""
+        """Return the calls, or content if the text is not such an array."""
         if calls := read_calls(text, skip_space(text, 0), is_final).calls:
             return Parsed("", calls)
         return Parsed(text if is_final else "")
 
 
 class NamedParser(ToolParser):
-    """The arguments of one function.
+    """Parses the arguments of one function.
 
     Args:
         tools: a list with only that function.
@@ -29,13 +29,13 @@ class NamedParser(ToolParser):
         (self._tool,) = tools
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the call, once its first character is there; an answer that ended before has no call."""
+        """Return the call as soon as its first character has arrived. An answer that ends before that has no call."""
         arguments = text.strip()
         return Parsed("", [ToolCall(self._tool.name, json_text(arguments))] if arguments else [])
 
 
 class NativeParser(ToolParser):
-    """Calls in the model's format, which are the whole answer.
+    """Parses an answer that consists only of calls in the model's format.
 
     Args:
         parser: the parser of that format.
@@ -48,5 +48,5 @@ class NativeParser(ToolParser):
         self._parser = parser
 
     def parse(self, text: str, is_final: bool) -> Parsed:
-        """Return the calls; the beginning of a call that was cut before its arguments is not content."""
+        """Return the calls. The beginning of a call that was cut off before its arguments is not content."""
         return Parsed("", self._parser.parse(text, is_final).calls)

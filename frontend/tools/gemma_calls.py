@@ -1,4 +1,4 @@
-"""Engine for Gemma's calls, `call:f{x:<escape>text<escape>,n:5}`: strings between marks, other values bare."""
+"""Parser for Gemma's calls, `call:f{x:<escape>text<escape>,n:5}`: strings between marks, other values bare."""
 
 import json
 import re
@@ -13,25 +13,25 @@ from octavo.frontend.tools.parser import CallForm, ToolCall, partial_tag
 from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, tag
 
 MAX_DEPTH = 64
-"""Maximum nesting of objects and lists."""
+"""Maximum nesting depth of objects and lists."""
 
 _SCALAR = {"type": ["number", "boolean", "null"]}
-"""What a bare value without a schema may be, apart from a string."""
+"""Schema of the bare values that are not strings, if the parameter has no schema."""
 
 _NAME = re.compile(r"[^\s<>{}:]*")
 _KEY = re.compile(r"[^:,{}\[\]]*")
 
 
 class GemmaParser(MarkedParser):
-    """A name and arguments in braces."""
+    """Base class: calls that consist of a name and arguments in braces."""
 
     quote: ClassVar[str]
     """The mark around strings."""
     begin: ClassVar[str]
-    """How the model writes what precedes the name."""
+    """Text that the model writes before the name."""
     end: ClassVar[str]
     _bare: ClassVar[re.Pattern[str]]
-    """A value without marks: it ends where one of the format's tags begins."""
+    """A value without marks. It ends where one of the format's tags begins."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -54,7 +54,8 @@ class GemmaParser(MarkedParser):
         return CallMatch(reader.position, [ToolCall(name[0], reader.json)])
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return a call with required arguments first; None as for `keyed_arguments`, or if a string is constrained."""
+        """Return a call with required arguments first; `None` as in `keyed_arguments`, or if a string is
+        constrained."""
         arguments = self._arguments_form(schema)
         if arguments is None or not _NAME.fullmatch(name):
             return None
@@ -65,7 +66,8 @@ class GemmaParser(MarkedParser):
         return keyed_arguments(schema, ":", ",", self._value_form, any_value)
 
     def _value_form(self, schema: Any) -> Mapping[str, Any] | None:
-        """Return the format of a value; in JSON, which is read too, if the schema is more than its parts."""
+        """Return the format of a value; JSON (which the parser also accepts) if the schema constrains more than its
+        parts."""
         if is_text(schema):
             return self._text_form(schema)
         if schema.get("type") == "object" and schema.get("properties"):
@@ -91,18 +93,18 @@ class _AtEndError(Exception):
 
 
 class _MalformedError(Exception):
-    """What follows is not part of the arguments."""
+    """The text that follows is not part of the arguments."""
 
 
 class _Reader:
-    """Reads arguments in one pass and writes JSON on the way, as far as it is certain.
+    """Reads arguments in one pass, and writes the part of their JSON that is certain.
 
     Args:
-        text: may end inside the arguments.
+        text: the text, which may end inside the arguments.
         position: the position of their opening brace.
         quote: the mark around strings.
         bare: matches values without marks.
-        is_final: no more text will follow.
+        is_final: whether no more text follows.
     """
 
     def __init__(self, text: str, position: int, quote: str, bare: re.Pattern[str], is_final: bool) -> None:
@@ -114,10 +116,10 @@ class _Reader:
         self._is_final = is_final
 
     def read_object(self, schema: object, depth: int) -> None:
-        """Read an object from its brace on.
+        """Read an object, starting at its brace.
 
         Raises:
-            _AtEndError: the text ends inside.
+            _AtEndError: the text ends inside the object.
             _MalformedError: what is at `position` is not part of an object.
         """
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -177,7 +179,7 @@ class _Reader:
             self._read_bare(schema)
 
     def _read_marked(self, schema: object) -> None:
-        """Read a value between marks; the schema tells whether it is a string."""
+        """Read a value between marks. The schema determines whether it is a string."""
         start = self.position + len(self._quote)
         end = self._text.find(self._quote, start)
         if end >= 0:
@@ -212,7 +214,7 @@ class _Reader:
         self.json += bracket
 
     def _end_item(self, bracket: str) -> None:
-        """Consume the comma behind an item."""
+        """Consume the comma after an item."""
         following = self._next()
         if following == ",":
             self.position += 1

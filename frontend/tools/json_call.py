@@ -7,7 +7,7 @@ from octavo.frontend.tools.marked import CallMatch
 from octavo.frontend.tools.parser import ToolCall
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-"""Names of the member with the arguments: models use both."""
+"""Names of the member with the arguments; models use both."""
 
 
 def read_call(
@@ -19,17 +19,17 @@ def read_call(
     name_key: str = "name",
     needs_arguments: bool = False,
 ) -> CallMatch:
-    """Parse one object that may be a call, with its members in any order.
+    """Parse one object that may be a call. Its members may have any order.
 
-    It counts as a call once it has a name and the start of its arguments: an object, a string with one, or null.
+    It counts as a call once it has a name and the start of its arguments: an object, a string with an object, or null.
 
     Args:
-        text: may end inside the object.
+        text: the text, which may end inside the object.
         position: the position of the expected opening brace.
-        is_final: no more text will follow.
+        is_final: whether no more text follows.
         argument_keys: accepted names of the member with the arguments.
         name_key: name of the member with the function's name.
-        needs_arguments: an object without arguments is not a call; otherwise its arguments are `{}`.
+        needs_arguments: whether an object without arguments is no call; otherwise its arguments are `{}`.
     """
     if text[position : position + 1] != "{":
         is_open = position == len(text) and not is_final
@@ -46,7 +46,7 @@ def read_call(
         elif key in argument_keys and arguments is None:
             arguments, is_malformed = arguments_text(text, span, is_final), span.is_broken
             if arguments is None and span.limit < len(text):
-                name = ""  # not a valid type for arguments
+                name = ""  # a type that arguments cannot have
     end = whole.limit if whole.is_whole or whole.is_broken else None
     if arguments is None and whole.is_whole and not needs_arguments:
         arguments = "{}"
@@ -58,14 +58,14 @@ def read_call(
 def read_calls(
     text: str, position: int, is_final: bool, *, name_key: str = "name", needs_arguments: bool = False
 ) -> CallMatch:
-    """Parse an array of calls; an element that is not a call ends it.
+    """Parse an array of calls. An element that is not a call ends the array.
 
     Args:
-        text: may end inside the array.
+        text: the text, which may end inside the array.
         position: the position of its opening bracket.
-        is_final: no more text will follow.
-        name_key: as for `read_call`.
-        needs_arguments: as for `read_call`.
+        is_final: whether no more text follows.
+        name_key: as in `read_call`.
+        needs_arguments: as in `read_call`.
     """
     if text[position : position + 1] != "[":
         is_open = position == len(text) and not is_final
@@ -88,7 +88,7 @@ def read_calls(
 
 
 def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
-    """Return the JSON text of the arguments as far as it is certain, or all of it if the text is final.
+    """Return the certain part of the arguments' JSON text; all of it if the text is final.
 
     Returns:
         None if the value is not an object, a string with an object, or null.
@@ -107,7 +107,7 @@ def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
 
 
 def read_named_call(text: str, position: int, is_final: bool, name: str) -> CallMatch:
-    """Parse a bare object of arguments, of which at least the first character is there."""
+    """Parse a bare object of arguments, at least whose first character has arrived."""
     span = read_value(text, position)
     call = ToolCall(name, arguments_text(text, span, is_final) or "", span.is_broken)
     return CallMatch(span.limit if span.is_whole or span.is_broken else None, [call])

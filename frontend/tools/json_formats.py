@@ -1,4 +1,4 @@
-"""Tool call formats in JSON, by model. Each class says how one format differs from the others of its engine."""
+"""Tool call formats in JSON, by model. Each class defines how its format differs from others of the same base class."""
 
 import json
 import re
@@ -22,14 +22,14 @@ class HermesParser(JsonObjectParser):
 
 
 class Ernie45Parser(HermesParser):
-    """ERNIE 4.5: Hermes' calls; the content may be between `<response>` and `</response>`."""
+    """ERNIE 4.5: Hermes' calls. The content may be between `<response>` and `</response>`."""
 
     content_marks = ("<response>", "</response>")
     tags = (*HermesParser.tags, *content_marks)
 
 
 class Granite20bParser(JsonObjectParser):
-    """Granite 20B function calling: `<function_call> {"name": ..., "arguments": {...}}`, without a mark at the end."""
+    """Granite 20B function calling: `<function_call> {"name": ..., "arguments": {...}}`, without a closing mark."""
 
     openings = (("<function_call>",),)
     tags = ("<function_call>",)
@@ -54,7 +54,7 @@ class GraniteParser(JsonArrayParser):
 
 
 class JambaParser(JsonArrayParser):
-    """Jamba: one call a line in `<tool_calls>[...]</tool_calls>`."""
+    """Jamba: one call per line in `<tool_calls>[...]</tool_calls>`."""
 
     openings = (("<tool_calls>",),)
     tags = ("<tool_calls>", "</tool_calls>")
@@ -73,7 +73,7 @@ class HunyuanA13bParser(JsonArrayParser):
 class Phi4MiniParser(JsonArrayParser):
     """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}, ...]`.
 
-    With a template that uses its tokens for calls: `<|tool_call|>`, one call or an array, `<|/tool_call|>`.
+    If the template uses its tokens for calls: `<|tool_call|>`, one call or an array, `<|/tool_call|>`.
     """
 
     openings = (("functools",), ("<|tool_call|>",))
@@ -81,7 +81,7 @@ class Phi4MiniParser(JsonArrayParser):
     sections = (Section("functools[", "functools[", "]"),)
 
     def read(self, text: str, position: int, is_final: bool) -> CallMatch:
-        """Read one array, or one call behind the token."""
+        """Read one array, or one call after the token."""
         start = skip_space(text, position)
         if text.endswith("<|tool_call|>", 0, position) and text.startswith("{", start):
             return read_call(text, start, is_final)
@@ -91,7 +91,7 @@ class Phi4MiniParser(JsonArrayParser):
 class CohereParser(JsonArrayParser):
     """Command R7B and A: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]`.
 
-    The content is between `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, or the same with TEXT.
+    The content is between `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, or between the same marks with TEXT.
     """
 
     openings = (("<|START_ACTION|>",),)
@@ -108,7 +108,7 @@ class CohereParser(JsonArrayParser):
 
 
 class XlamParser(JsonArrayParser):
-    """xLAM: an array `[{"name": ..., "arguments": {...}}, ...]`, with or without marks or a fence before it."""
+    """xLAM: an array `[{"name": ..., "arguments": {...}}, ...]`, with or without marks or a code fence before it."""
 
     openings = (
         ("```json", "["),
@@ -122,12 +122,12 @@ class XlamParser(JsonArrayParser):
     needs_arguments = True
 
     def read(self, text: str, position: int, is_final: bool) -> CallMatch:
-        """Read the array whose bracket is before this position."""
+        """Read the array whose bracket precedes this position."""
         return super().read(text, position - 1, is_final)
 
 
 class DeepseekV3Parser(JsonNamedParser):
-    """DeepSeek V3 and R1: the arguments are in a fence after type and name."""
+    """DeepSeek V3 and R1: the arguments are in a code fence after type and name."""
 
     openings = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>"),)
     call_end, section_end = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -139,7 +139,7 @@ class DeepseekV3Parser(JsonNamedParser):
 
 
 class DeepseekV31Parser(JsonNamedParser):
-    """DeepSeek V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` in the section of V3."""
+    """DeepSeek V3.1: `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` in V3's section."""
 
     openings = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),)
     tags, sections = DeepseekV3Parser.tags, DeepseekV3Parser.sections
@@ -148,7 +148,7 @@ class DeepseekV31Parser(JsonNamedParser):
 
 
 class KimiK2Parser(JsonNamedParser):
-    """Kimi K2: the call's id, `functions.NAME:NUMBER`, stands where other formats have the name."""
+    """Kimi K2: the call's id, `functions.NAME:NUMBER`, takes the place of the name."""
 
     openings = (("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),)
     tags = (
@@ -161,7 +161,7 @@ class KimiK2Parser(JsonNamedParser):
     _id = re.compile(r"(?:functions\.)?(.+):\d+")
 
     def name_and_id(self, head: str) -> tuple[str, str | None]:
-        """Return the name in the id, and the id."""
+        """Return the name that the id contains, and the id."""
         found = self._id.fullmatch(head)
         return (found[1], head) if found else (head.removeprefix("functions."), None)
 

@@ -1,4 +1,4 @@
-"""Engines for calls in JSON between marks: an object per call, an array of calls, or a name and its arguments."""
+"""Base classes for JSON calls between marks: one object per call, an array of calls, or a name and its arguments."""
 
 import json
 import re
@@ -12,14 +12,14 @@ from octavo.frontend.tools.parser import CallForm, ToolCall, may_begin
 from octavo.frontend.tools.tag_formats import json_of, tag
 
 _HEAD = re.compile(r"[^\s<>{}\[\]`]*")
-"""The text between marks that holds a name."""
+"""The text between marks that contains a name."""
 
 
 class JsonObjectParser(MarkedParser):
-    """Each call is an object `{"name": ..., "arguments": {...}}` behind marks."""
+    """Each call is an object `{"name": ..., "arguments": {...}}` after marks."""
 
     begin: ClassVar[str]
-    """How the model writes what precedes the object."""
+    """Text that the model writes before the object."""
     end: ClassVar[str] = ""
     separator: ClassVar[str] = ""
     arguments_key: ClassVar[str] = "arguments"
@@ -35,13 +35,13 @@ class JsonObjectParser(MarkedParser):
 
 
 class JsonArrayParser(MarkedParser):
-    """All calls are in one array behind marks."""
+    """All calls are in one array after marks."""
 
     name_key: ClassVar[str] = "name"
     needs_arguments: ClassVar[bool] = False
-    """An object without arguments is not a call."""
+    """Whether an object without arguments is no call."""
     begin: ClassVar[str] = '{"name": '
-    """How the model writes what precedes a name; a separator or the section may have written it already."""
+    """Text that the model writes before a name. A separator or the section may have written it already."""
     separator: ClassVar[str] = ", "
 
     def read(self, text: str, position: int, is_final: bool) -> CallMatch:
@@ -60,12 +60,12 @@ class JsonNamedParser(MarkedParser):
     name_end: ClassVar[str]
     """The mark between name and arguments; white space may surround it."""
     begin: ClassVar[str]
-    """How the model writes what precedes the name."""
+    """Text that the model writes before the name."""
     before_arguments: ClassVar[str]
-    """How the model writes what is between the name and its arguments."""
+    """Text that the model writes between the name and its arguments."""
     end: ClassVar[str]
     end_mark: ClassVar[str]
-    """The mark that ends a call; it may take the place of empty arguments."""
+    """The mark that ends a call. It may follow the name directly if there are no arguments."""
     separator: ClassVar[str] = ""
 
     def read(self, text: str, position: int, is_final: bool) -> CallMatch:
@@ -88,11 +88,11 @@ class JsonNamedParser(MarkedParser):
         return CallMatch(None if name and is_open else position)
 
     def name_and_id(self, head: str) -> tuple[str, str | None]:
-        """Return the name of the function and the call's id, from the text where the name stands."""
+        """Return the function's name and the call's id, from the text at the place of the name."""
         return head, None
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return the name and the marks around the arguments; None if the name cannot stand between marks."""
+        """Return the name and the marks around the arguments; `None` if the name cannot be written between marks."""
         if not _HEAD.fullmatch(name):
             return None
         return self.marked_form(f"{self.begin}{name}{self.before_arguments}", json_of(schema), self.end, self.separator)

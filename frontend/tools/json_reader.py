@@ -1,4 +1,4 @@
-"""Scans incomplete JSON: where a value ends, and which part of it is certain. Builds no objects."""
+"""Scans incomplete JSON: finds where a value ends and which part of it is certain. Builds no objects."""
 
 import json
 import re
@@ -13,14 +13,14 @@ _UNITS = re.compile(r"(?:[^\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+")
 """The content of a string, as complete characters and escapes."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>"|\\?\Z)', re.DOTALL)
-"""A string, whose end may not be there yet."""
+"""A string, which may be incomplete."""
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
 
 
 class _Expected(Enum):
-    """What may come next in a value."""
+    """What may follow in a value."""
 
     VALUE = 0
     FIRST_VALUE = 1
@@ -39,11 +39,11 @@ class Span:
 
     start: int
     limit: int
-    """The text up to here is part of the value, whatever follows."""
+    """End of the part of the text that belongs to the value, whatever follows."""
     is_whole: bool
-    """True if `limit` is the value's end."""
+    """Whether `limit` is the end of the value."""
     is_broken: bool = False
-    """True if the text after `limit` cannot be part of a value."""
+    """Whether the text after `limit` cannot be part of a value."""
 
 
 def skip_space(text: str, position: int) -> int:
@@ -54,13 +54,13 @@ def skip_space(text: str, position: int) -> int:
 
 
 def read_value(text: str, position: int) -> Span:
-    """Scan one JSON value, whatever follows it.
+    """Scan one JSON value, regardless of the text after it.
 
     Strings may contain line breaks and invalid escapes, because models write them (see `json_text`). The caller must
     see everything that the model wrote.
 
     Args:
-        text: may end inside the value.
+        text: the text, which may end inside the value.
         position: the position of its first character.
     """
     start = limit = position
@@ -94,12 +94,12 @@ def read_value(text: str, position: int) -> Span:
 
 
 def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
-    """Yield the available members of an object: each key with the span of its value.
+    """Yield the members of an object that have arrived: each key with the span of its value.
 
-    The last item has no key; its span is that of the object: whole, open or broken.
+    The last item has no key. Its span is that of the object: complete, open or broken.
 
     Args:
-        text: may end inside the object.
+        text: the text, which may end inside the object.
         position: the position of its opening brace.
     """
     start, limit = position, position + 1
@@ -128,34 +128,34 @@ def read_members(text: str, position: int) -> Iterator[tuple[str | None, Span]]:
 
 
 def string_text(text: str, span: Span) -> str:
-    """Return the decoded JSON string as far as it is certain; a lone surrogate becomes U+FFFD."""
+    """Return the certain part of a JSON string, decoded. A lone surrogate becomes U+FFFD."""
     body = text[span.start + 1 : span.limit - 1] if span.is_whole else text[span.start + 1 : span.limit]
     units = _UNITS.match(body)
     assert units is not None
     valid = _ESCAPE.sub(lambda found: found[0] if found[1] in '"\\/bfnrtu' else rf"\\{found[1]}", units[0])
     decoded: str = json.loads(f'"{valid}"', strict=False)
     if not span.is_whole and "\ud800" <= decoded[-1:] <= "\udbff":
-        decoded = decoded[:-1]  # its other half may follow
+        decoded = decoded[:-1]  # the other half of a surrogate pair may follow
     return decoded.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def json_text(text: str) -> str:
     """Return a possibly incomplete piece of JSON with the control characters in its strings escaped."""
-    # perf: the first check is many times faster, and usually true
+    # perf: the first check is many times faster, and usually succeeds
     if text.isprintable() or not _CONTROL.search(text):
         return text
     return StringEscaper().push(text)
 
 
 class StringEscaper:
-    """Escapes the control characters in the strings of JSON that comes in pieces. The cuts make no difference."""
+    """Escapes control characters in the strings of JSON that arrives in pieces. The cuts do not affect the result."""
 
     def __init__(self) -> None:
         self._open = ""
-        """The string that the next piece continues, as far as it matters: its quote, and a backslash at its end."""
+        """State of the string that the next piece continues: its quote, and a backslash at its end."""
 
     def push(self, text: str) -> str:
-        """Return the next piece, escaped."""
+        """Return the next piece with its control characters escaped."""
         before, self._open = self._open, ""
         return _STRING.sub(self._escaped, before + text)[len(before) :]
 
@@ -185,7 +185,7 @@ def _read_scalar(text: str, position: int) -> Span:
 
 
 def _read_key(text: str, position: int) -> Span:
-    """Scan a string and the colon after it."""
+    """Scan a key, that is, a string and the colon after it."""
     key = _read_string(text, position)
     if not key.is_whole:
         return key

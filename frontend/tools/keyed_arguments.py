@@ -1,4 +1,4 @@
-"""The grammar of arguments that are written one by one, each as a key, a mark and a value: `a=1, b="x"`."""
+"""The grammar of arguments that are written one by one as key, mark and value: `a=1, b="x"`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ _ANY_KEY = "[A-Za-z_][A-Za-z_0-9]*"
 ANY_JSON: Mapping[str, Any] = json_of({})
 
 _KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
-"""Keywords allowed in a schema whose arguments are constrained one by one."""
+"""Schema keywords that may occur if the arguments are constrained one by one."""
 REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
-"""Annotations, which constrain nothing."""
+"""Annotations, which do not constrain anything."""
 
 
 def keyed_arguments(
@@ -31,11 +31,11 @@ def keyed_arguments(
         schema: the schema of all arguments.
         key_end: the mark between a key and its value.
         separator: the text between two arguments.
-        value: returns the format of a value by its schema, None if there is none.
+        value: returns the format of a value for its schema; None if there is none.
         any_value: the format of a value without a schema.
 
     Returns:
-        None if the schema constrains more than each argument by itself, or a key is not an identifier.
+        `None` if the schema constrains more than each argument by itself, or if a key is not an identifier.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(properties, Mapping) or not isinstance(required, list):

@@ -1,6 +1,6 @@
-"""Llama 3's format: `{"name": ..., "parameters": {...}}`, several with `; ` between them.
+"""Llama 3's format: `{"name": ..., "parameters": {...}}`; several calls are separated by `; `.
 
-`<|python_tag|>` may precede them. An object without a name or without parameters is content.
+`<|python_tag|>` may precede the calls. An object without a name or without parameters is content.
 """
 
 import json
@@ -16,7 +16,7 @@ from octavo.frontend.tools.tag_formats import json_of, tag
 TAG = "<|python_tag|>"
 
 _OBJECT = re.compile(r'\{(?=\s*(?:"|\Z))')
-"""An opening brace that may start a call; most braces in ordinary text do not match."""
+"""An opening brace that may begin a call. Most braces in ordinary text do not match."""
 
 
 class Llama3JsonParser(ToolParser):
@@ -52,5 +52,5 @@ class Llama3JsonParser(ToolParser):
 
 
 def _before(text: str, end: int) -> str:
-    """Return the content before a call or a possible call, without the tag and the white space around it."""
+    """Return the content before a call or a possible call, without the tag and its surrounding white space."""
     return text[:end].rstrip().removesuffix(TAG).rstrip()

@@ -1,4 +1,4 @@
-"""LongCat's calls, in `<longcat_tool_call>`: JSON like Hermes', or in later models tags like GLM's."""
+"""LongCat's calls, in `<longcat_tool_call>`: JSON like Hermes', or tags like GLM's in later models."""
 
 from octavo.frontend.tools.json_marked import JsonObjectParser
 from octavo.frontend.tools.json_reader import skip_space
@@ -19,7 +19,7 @@ class _TagsParser(Glm45Parser):
 
 
 class LongcatParser(JsonObjectParser):
-    """Both forms; forced calls are written in JSON."""
+    """Accepts both formats. Forced calls are written in JSON."""
 
     openings, tags = _TagsParser.openings, _TagsParser.tags
     begin, end, separator = "<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"

@@ -1,4 +1,4 @@
-"""`MarkedParser`: calls behind marks, with free text before the first one. Subclasses read what follows the marks."""
+"""`MarkedParser`: calls after marks, with free text before the first one. Subclasses read the text after the marks."""
 
 import re
 from abc import abstractmethod
@@ -16,20 +16,20 @@ class CallMatch:
     """The result of reading calls at one position."""
 
     end: int | None
-    """Where parsing continues; None: more text is needed first."""
+    """Position at which parsing continues; `None` if more text is needed first."""
     calls: list[ToolCall] = field(default_factory=list)
-    """Empty with an end: no call is here. Empty without: a call may still come."""
+    """The calls. Empty with an `end`: there is no call here. Empty without an `end`: a call may still follow."""
 
 
 class MarkedParser(ToolParser):
-    """Calls behind marks; marked text that is not a call stays content."""
+    """Base class for calls after marks. Marked text that is not a call remains content."""
 
     openings: ClassVar[tuple[tuple[str, ...], ...]]
-    """The marks before a call, as alternatives. Models may leave out all marks of an alternative but the last."""
+    """The marks before a call, as alternatives. Models may omit all marks of an alternative except the last."""
     content_marks: ClassVar[tuple[str, ...]] = ()
     """Marks around the content, which are not part of it."""
     _starts: ClassVar[tuple[str, ...]]
-    """The marks to search for, longest first. A word in a sequence of marks needs another mark before it."""
+    """The marks to search for, longest first. A mark that is a word only counts after another mark of its sequence."""
     _start: ClassVar[re.Pattern[str]]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -46,18 +46,18 @@ class MarkedParser(ToolParser):
 
         Args:
             text: the text so far.
-            position: behind the last mark.
-            is_final: no more text will follow.
+            position: position after the last mark.
+            is_final: whether no more text follows.
         """
 
     def marked_form(self, begin: str, content: Mapping[str, Any], end: str = "", separator: str = "") -> CallForm:
         """Return the form of a call.
 
         Args:
-            begin: how the model writes what precedes the content, with the marks.
+            begin: text that the model writes before the content, including the marks.
             content: the format of the arguments.
-            end: what follows them.
-            separator: the text between two calls.
+            end: text after the arguments.
+            separator: text between two calls.
         """
         return CallForm(tuple(mark for mark in self._starts if mark in begin), tag(begin, content, end), separator)
 
@@ -71,7 +71,8 @@ class MarkedParser(ToolParser):
                 before = mark.start()
             calls += match.calls
             if match.end is None and not calls and not is_final:
-                # There may be no call: then white space and marks at the end of this text depend on what follows.
+                # There may be no call. White space and marks at the end of the text are certain only when more text has
+                # arrived.
                 return self._parsed(text[: self._shown_length(text[:before], 0)])
             if match.end is None:
                 return self._parsed(text[:before].rstrip(), calls)
@@ -81,9 +82,9 @@ class MarkedParser(ToolParser):
         return self._parsed(text if is_final else text[: self._shown_length(text, searched)])
 
     def _read_behind(self, text: str, mark: re.Match[str], is_final: bool) -> CallMatch:
-        """Read the calls behind a mark, after skipping the marks that follow it."""
+        """Read the calls after a mark, skipping the marks that follow it."""
         if not is_final and may_begin(text, mark.start(), self._starts):
-            return CallMatch(None)  # this may become a longer mark
+            return CallMatch(None)  # the text may become a longer mark
         following = next(opening[opening.index(mark[0]) + 1 :] for opening in self.openings if mark[0] in opening)
         position = mark.end()
         while following:
@@ -101,7 +102,8 @@ class MarkedParser(ToolParser):
     def _shown_length(self, text: str, searched: int) -> int:
         length = shown_length(text, self._starts + self.content_marks, searched)
         while mark := next((mark for mark in self.content_marks if text.endswith(mark, 0, length)), None):
-            length = shown_length(text[: length - len(mark)], self._starts, searched)  # a line break may follow it
+            # a line break may follow the mark
+            length = shown_length(text[: length - len(mark)], self._starts, searched)
         return length
 
     def _parsed(self, shown: str, calls: list[ToolCall] | None = None) -> Parsed:

@@ -1,6 +1,6 @@
 """Mistral's two formats: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` and `[TOOL_CALLS]name{...}`.
 
-The second may have `[CALL_ID]id` and `[ARGS]` after the name, and is repeated for each call.
+In the second format `[CALL_ID]id` and `[ARGS]` may follow the name. It is repeated for each call.
 """
 
 import re
@@ -22,7 +22,7 @@ _MARKS = ("[CALL_ID]", "[ARGS]")
 
 
 class MistralParser(MarkedParser):
-    """Calls after a tag, as an array or one by one."""
+    """Calls after a tag, in an array or one by one."""
 
     openings = ((TAG,),)
     tags = (TAG, *_MARKS)
@@ -45,5 +45,5 @@ class MistralParser(MarkedParser):
         return CallMatch(None if is_open else position)
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:
-        """Return the newer format: the tag and the name, then the arguments."""
+        """Return the newer format: the tag, the name and the arguments."""
         return self.marked_form(f"{TAG}{name}", json_of(schema))

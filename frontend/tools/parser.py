@@ -1,4 +1,4 @@
-"""`ToolParser`: a pure function from the text so far to content and calls. Streaming and formats are elsewhere."""
+"""`ToolParser`: a pure function from the text so far to content and calls. Independent of streaming and formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ class ToolCall:
 
     name: str
     arguments: str
-    """JSON text; incomplete while the call is being written or if it was truncated."""
+    """JSON text of the arguments; incomplete while the call is being written or if it was truncated."""
     is_malformed: bool = False
-    """The text after `arguments` cannot be part of them: the model wrote something other than a call."""
+    """Whether the text after `arguments` cannot be part of them: the model wrote something other than a call."""
     id: str | None = None
-    """The id that the model wrote; None: it writes none."""
+    """The id that the model wrote; `None` if the format has no ids."""
 
 
 @dataclass(slots=True)
@@ -27,12 +27,12 @@ class Parsed:
     """The result of parsing a text."""
 
     content: str
-    """The text before the first call. Text after a call is not content."""
+    """Text before the first call. Text after a call is not content."""
     calls: list[ToolCall] = field(default_factory=list)
     is_plain: bool = False
-    """True if all further text is content too."""
+    """Whether all further text is content too."""
     length: int | None = None
-    """Length of the text that `content` was made of; None: all of it is content."""
+    """Length of the text from which `content` was made; `None` if all of it is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +43,40 @@ class FunctionTool:
     parameters: Mapping[str, Any]
     """JSON schema of its arguments."""
     is_strict: bool = False
-    """The schema also constrains calls with `tool_choice` auto."""
+    """Whether the schema also constrains calls under `tool_choice` auto."""
     param: str = "tools"
-    """The name of the request's field, for errors."""
+    """Name of the request's field, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a format writes a call of one function, for the grammar."""
+    """How a format writes a call of one function; used to build the grammar."""
 
     marks: tuple[str, ...]
-    """Texts in the tag's `begin` at which a call in free text may start; empty: calls cannot stand alone in it."""
+    """Texts in the tag's `begin` at which a call in free text may start; empty: calls cannot occur in free text."""
     tag: Mapping[str, Any]
-    """A tag in the format of structural tags (docs/structured-output.md): begin, content and end."""
+    """A tag of a structural tag (docs/structured-output.md): begin, content and end."""
     separator: str
-    """The text between two calls."""
+    """Text between two calls."""
     alone: Mapping[str, Any] | None = None
-    """The call as a structural tag's format for answers that are either calls or JSON: its fixed texts must not start
-    like JSON. None: use `tag`, whose texts do not."""
+    """The call's format for answers that are either calls or JSON: its fixed texts must not start like JSON. `None` if
+    `tag` has no such texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The texts around all calls of an answer, for the grammar. Text may precede them."""
+    """The texts around all calls of an answer; used to build the grammar. Text may precede them."""
 
     mark: str
-    """The text that only a section starts with."""
+    """The text with which only this section starts."""
     begin: str
-    """Starts with the mark."""
+    """Text before the first call; starts with the mark."""
     end: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrame:
-    """How a format writes an answer that consists of calls alone, for the grammar.
+    """How a format writes an answer that consists only of calls; used to build the grammar.
 
     `begin` and `end` are formats of a structural tag. No answer may match both `begin` and `other_text`.
     """
@@ -86,7 +86,7 @@ class AnswerFrame:
     end: Mapping[str, Any]
     """The text after the last call."""
     other_text: str
-    """A regular expression for answers without calls."""
+    """A regular expression that matches answers without calls."""
 
 
 class ToolParser(ABC):
@@ -94,7 +94,7 @@ class ToolParser(ABC):
 
     A stream only grows. So for texts `a` and `a + b`, the content and the arguments of `parse(a, is_final=False)` are
     prefixes of those of `parse(a + b, ...)`. Its calls are the first calls of the longer text, with the same names.
-    Text that may still become a call is held back until it is one or until `is_final`. Returned content is final:
+    Text that may still become a call is held back until it is one, or until `is_final`. Returned content is final:
     without a call, `parse(a + b)` is the content of `a` followed by `parse` of the rest.
 
     Args:
@@ -102,19 +102,19 @@ class ToolParser(ABC):
     """
 
     tags: tuple[str, ...] = ()
-    """Tags of the format that may be special tokens; detokenization must not skip these."""
+    """Tags of the format that may be special tokens; detokenization must not skip them."""
     frame: ClassVar[AnswerFrame | None] = None
-    """The text around calls, if an answer consists of calls alone; None: calls may appear within text."""
+    """The text around the calls, if an answer consists only of calls; `None` if calls may occur within text."""
     sections: ClassVar[tuple[Section, ...]] = ()
-    """The alternatives for what surrounds all calls of an answer; empty: nothing does."""
+    """The alternative texts around all calls of an answer; empty if there are none."""
     new_call_id = staticmethod(new_call_id)
-    """Generates the id of a call; some models need ids of a certain form."""
+    """Generates the id of a call. Some models require a certain format."""
 
     def __init__(self, tools: Sequence[FunctionTool]) -> None:
         self.tools = tools
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """Return the schemas of a function's arguments by their names, with their references resolved."""
+        """Return the schemas of a function's arguments by name, with references resolved."""
         for tool in self.tools:
             if tool.name == name:
                 properties = tool.parameters.get("properties")
@@ -128,7 +128,7 @@ class ToolParser(ABC):
         """Return the content and calls of an incomplete or final text."""
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return how the format writes a call, None if no grammar can constrain it.
+        """Return how the format writes a call; `None` if no grammar can constrain it.
 
         Args:
             name: the function's name.
@@ -138,12 +138,13 @@ class ToolParser(ABC):
 
 
 def shown_length(text: str, tags: Sequence[str], start: int = 0) -> int:
-    """Return the length of the certain part of a text without tags: a tag or white space may start at its end.
+    """Return the length of the part of a text that certainly contains no tag. A tag or white space may start at its
+    end.
 
     Args:
         text: the text so far.
-        tags: tags that may follow.
-        start: no tag starts before this position.
+        tags: the tags that may follow.
+        start: position before which no tag starts.
     """
     end = len(text) - partial_tag(text, tags, start)
     while end and text[end - 1].isspace():
@@ -163,6 +164,6 @@ def partial_tag(text: str, tags: Sequence[str], start: int = 0) -> int:
 
 
 def may_begin(text: str, position: int, marks: Sequence[str]) -> bool:
-    """Return whether the text ends inside one of the marks, which begins at a position."""
+    """Return whether one of the marks begins at a position and the text ends inside it."""
     num_left = len(text) - position
     return any(num_left < len(mark) and mark.startswith(text[position:]) for mark in marks)

@@ -1,4 +1,4 @@
-"""Translates `tools` and `tool_choice` of a request into a grammar for the answer and a parser for it."""
+"""Turns `tools` and `tool_choice` of a request into a grammar for the answer and a parser for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams
 
 SPACE = " ?"
-"""White space allowed between the tokens of a forced call's JSON."""
+"""White space that the JSON of a forced call may have between tokens."""
 
 Mode: TypeAlias = Literal["none", "auto", "required"]
 
@@ -21,15 +21,15 @@ class ToolChoice:
     """A request's `tool_choice`."""
 
     mode: Mode = "auto"
-    """Ignored if a function is named."""
+    """The mode; ignored if a function is named."""
     named: str | None = None
     """The function that must be called."""
     allowed: frozenset[str] | None = None
-    """The functions that may be called; None: all."""
+    """The functions that may be called; `None` if all may."""
 
     @property
     def is_forced(self) -> bool:
-        """True if the answer must be a call."""
+        """Whether the answer must be a call."""
         return self.named is not None or self.mode == "required"
 
 
@@ -38,16 +38,16 @@ class ToolPlan:
     """How tool calls are generated and parsed for one request."""
 
     parser: ToolParser | None = None
-    """Parses the answer; None: the whole answer is content."""
+    """Parses the answer; `None` if the complete answer is content."""
     form: StructuredOutputsParams | None = None
-    """The grammar of the answer; None: unconstrained."""
+    """The constraint on the answer; `None` if it is unconstrained."""
     begins_free: bool = False
-    """The form allows free text first, including reasoning."""
+    """Whether the form allows free text first, including reasoning."""
     max_calls: int | None = None
     is_named: bool = False
-    """The client has named the function, so the finish reason is not `tool_calls`."""
+    """Whether the client has named the function; if so, the finish reason is not `tool_calls`."""
     has_model_calls: bool = False
-    """The model may call in its own format, where and when it chooses."""
+    """Whether the model may call in its own format, where and when it chooses."""
 
 
 def plan_tools(
@@ -63,9 +63,9 @@ def plan_tools(
     Args:
         tools: the request's tools.
         choice: the request's `tool_choice`.
-        is_parallel: an answer may contain several calls.
-        auto_parser: the model's format of calls, in which forced calls are made too; None: auto is not enabled.
-        answer_form: the form of an answer without calls; None: unconstrained.
+        is_parallel: whether an answer may contain several calls.
+        auto_parser: the parser of the model's call format, which forced calls use too; None: auto is not enabled.
+        answer_form: the constraint on an answer without calls; None: unconstrained.
 
     Raises:
         InvalidRequestError: `tools` and `tool_choice` are inconsistent or not supported by this server.
@@ -99,7 +99,7 @@ def plan_tools(
         )
     parser = auto_parser(tools)
     if answer_form is not None and form_schema(answer_form) is None:
-        # Only a JSON schema can be combined with calls in a grammar; other forms constrain the whole answer.
+        # A grammar can combine only a JSON schema with calls. Other constraints apply to the complete answer.
         return ToolPlan(parser, answer_form, max_calls=max_calls, has_model_calls=True)
     auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
     begins_free = answer_form is None and parser.frame is None
@@ -128,9 +128,9 @@ def _named(tools: Sequence[FunctionTool], name: str, auto_parser: type[ToolParse
 def _native(
     tools: Sequence[FunctionTool], auto_parser: type[ToolParser] | None, max_calls: int | None
 ) -> ToolPlan | None:
-    """Return the plan for calls that are forced in the model's own format, which it writes best.
+    """Return the plan for calls that are forced in the model's own format, which the model writes best.
 
-    None if the server does not know the format or the format cannot express a schema.
+    `None` if the server does not know the format, or the format cannot express a schema.
     """
     parser = None if auto_parser is None else auto_parser(tools)
     tag = None if parser is None else forced_tag(tools, parser, max_calls)
@@ -145,19 +145,19 @@ def _schema_name(tool: FunctionTool) -> str:
 
 
 def _schemas(tools: Sequence[FunctionTool]) -> dict[str, dict[str, Any]]:
-    """Return the schemas of functions by the names of the request's fields."""
+    """Return the schemas of functions, by the request fields that contain them."""
     return {_schema_name(tool): dict(tool.parameters) for tool in tools}
 
 
 def calls_form(
     strict: Sequence[FunctionTool], tag: dict[str, Any], answer_form: StructuredOutputsParams | None
 ) -> StructuredOutputsParams:
-    """Return the form of an answer that may call.
+    """Return the constraint on an answer that may contain calls.
 
     Args:
         strict: the functions whose schemas are in the tag.
-        tag: describes all answers.
-        answer_form: the form of an answer without calls, which the tag includes; None: unconstrained.
+        tag: the structural tag, which describes all answers.
+        answer_form: the constraint on an answer without calls, which the tag includes; None: unconstrained.
     """
     schemas = _schemas(strict)
     if answer_form is None:
@@ -171,9 +171,9 @@ def forced_form(
     json: dict[str, Any] | None = None,
     structural_tag: dict[str, Any] | None = None,
 ) -> StructuredOutputsParams:
-    """Return the form of forced calls of these tools, by a schema or by a tag.
+    """Return the constraint that forces calls of these tools, as a schema or as a tag.
 
-    It excludes white space, in which weak models get lost, and arguments that the schema does not name.
+    It limits white space, which weak models may repeat endlessly, and excludes arguments that the schema does not name.
     """
     return StructuredOutputsParams(
         json=json,
@@ -193,14 +193,14 @@ def _auto_form(
     *,
     is_closed: bool,
 ) -> StructuredOutputsParams | None:
-    """Return the form of an answer that may call; None: unconstrained.
+    """Return the constraint on an answer that may contain calls; `None` if it is unconstrained.
 
     Args:
         tools: the tools that may be called.
         parser: defines the format of calls.
-        answer_form: the form of an answer without calls; it has a JSON schema.
-        max_calls: limit per answer.
-        is_closed: the prompt lists further tools, which must not be called.
+        answer_form: the constraint on an answer without calls, which is a JSON schema.
+        max_calls: maximum number of calls per answer.
+        is_closed: whether the prompt lists other tools that must not be called.
     """
     strict = next((f"{tool.param}.strict" for tool in tools if tool.is_strict), None)
     if strict is None and answer_form is None and not is_closed:
@@ -208,7 +208,7 @@ def _auto_form(
     schema = None if answer_form is None else form_schema(answer_form)
     tag = structural_tag(tools, parser, schema, max_calls)
     if tag is None and strict is None and not is_closed:
-        return answer_form  # constrains the whole answer
+        return answer_form  # it constrains the complete answer
     if tag is None:
         name, cause = (strict, "strict") if strict else ("tool_choice", "allowed_tools")
         raise InvalidRequestError(

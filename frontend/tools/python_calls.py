@@ -1,4 +1,4 @@
-"""Parses a list of Python calls with literal keyword arguments and writes the arguments as JSON. Evaluates nothing."""
+"""Parses a list of Python calls with literal keyword arguments, and writes the arguments as JSON. Evaluates nothing."""
 
 import json
 import math
@@ -25,7 +25,7 @@ _UNITS = {
         ('"""', r'[^\\"]++|"(?!"")'),
     )
 }
-"""The content of a string by its quotes, as complete escapes and characters."""
+"""Regular expressions for the content of a string, by its quotes: complete escapes and characters."""
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = re.compile(
     r"\\([xuU](?P<hex>(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4}|(?<=U)[0-9a-fA-F]{8})|(?P<octal>[0-7]{1,3})|.)",
@@ -36,8 +36,8 @@ _ESCAPED = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
     "\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/",
 }  # fmt: skip
-"""Escapes by the character after the backslash. Others keep their backslash, as in Python. The slash is from JSON,
-which some models write."""
+"""Escapes by the character after the backslash. Others keep their backslash, as in Python. The escaped slash comes from
+JSON, which some models write."""
 
 
 class NotCallsError(Exception):
@@ -48,7 +48,7 @@ class CutError(Exception):
     """The text ends inside the list.
 
     Args:
-        calls: the calls so far, the last one with its arguments so far.
+        calls: the calls so far; the last one has its arguments so far.
     """
 
     def __init__(self, calls: list[ToolCall]) -> None:
@@ -60,11 +60,11 @@ def read_call_list(text: str, position: int = 0) -> tuple[list[ToolCall], int]:
     """Parse a list of calls.
 
     Args:
-        text: any text may follow the list.
+        text: the text; any text may follow the list.
         position: the position of the opening bracket of the list.
 
     Returns:
-        The calls, and the end of the list.
+        The calls, and the position of the end of the list.
 
     Raises:
         CutError: the text ends inside the list.
@@ -78,7 +78,7 @@ def read_call_list(text: str, position: int = 0) -> tuple[list[ToolCall], int]:
 
 
 def read_call_lines(text: str, position: int, closing: str) -> tuple[list[ToolCall], int]:
-    """Parse calls with white space between them, up to a closing mark; otherwise as `read_call_list`."""
+    """Parse calls with white space between them, up to a closing mark; otherwise like `read_call_list`."""
     reader = _Reader(text, position)
     try:
         return reader.read_lines(closing), reader.position
@@ -91,16 +91,16 @@ class _AtEndError(Exception):
 
 
 class _Reader:
-    """Parses a text in one pass and writes JSON on the way, so that a truncated text yields its partial arguments."""
+    """Parses a text in one pass and writes JSON on the way, so that truncated text yields partial arguments."""
 
     def __init__(self, text: str, position: int) -> None:
         self.position = position
         self._text = text
         self._calls: list[ToolCall] = []
         self._name: str | None = None
-        """Of the call that is being read."""
+        """Name of the call that is being read."""
         self._json: list[str] = []
-        """Its arguments so far."""
+        """JSON text of its arguments so far."""
 
     def calls_so_far(self) -> list[ToolCall]:
         if self._name is None:

@@ -1,6 +1,6 @@
-"""Engine for Python calls behind a mark, and its formats.
+"""Base class for Python calls after a mark, and its formats.
 
-Nothing is returned before the mark at the end: only then it is certain that everything in between is a call.
+Nothing is returned before the closing mark: only then is it certain that everything in between is a call.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from octavo.frontend.tools.pythonic import python_call
 
 
 class PythonMarkedParser(MarkedParser):
-    """Python calls between two marks, in a list or one a line."""
+    """Python calls between two marks, in a list or one per line."""
 
     closing: ClassVar[str]
     separator: ClassVar[str]
@@ -36,13 +36,13 @@ class PythonMarkedParser(MarkedParser):
         return CallMatch(end, calls)
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return a call with required arguments first and values in JSON, which the parser accepts too."""
+        """Return a call with required arguments first and with values in JSON, which the parser accepts too."""
         call = python_call(name, schema)
         return None if call is None else CallForm((), call, self.separator)
 
 
 class Olmo3Parser(PythonMarkedParser):
-    """Olmo 3: `<function_calls>f(a=1)</function_calls>`, one call a line."""
+    """Olmo 3: `<function_calls>f(a=1)</function_calls>`, one call per line."""
 
     openings = (("<function_calls>",),)
     tags = ("<function_calls>", "</function_calls>")

@@ -1,7 +1,7 @@
-"""Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`, where the whole answer is one list.
+"""Calls written in Python: `[get_weather(city="Ulm", days=3), now()]`; the complete answer is one list.
 
-Only the end of a list shows whether it consists of calls: if one member is not a call or one argument is not a
-literal, the whole text is content. So nothing is returned before the end of the list.
+Only the end of the list shows whether it consists of calls. If one member is not a call or one argument is not a
+literal, the complete text is content. So nothing is returned before the end of the list.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
 
 _NO_CALLS = r"[\s\x1c-\x1f]*([^\s\x1c-\x1f\[<](.|\n)*|<([^|](.|\n)*)?)?"
-"""Text that starts with neither a list nor a possible tag."""
+"""Text that starts neither with a list nor with a possible tag."""
 
 _SEPARATOR = ", "
 
 
 def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return the format of one of the texts, or of an empty text."""
+    """Return a format that matches one of the texts, or the empty text."""
     return either(fixed(text) for text in ("", *texts))
 
 
 class PythonicParser(ToolParser):
-    """A list of Python calls, with only its tags around it."""
+    """A list of Python calls, with nothing but its tags around it."""
 
     tags = (*_OPENING_TAGS, *_CLOSING_TAGS)
     frame = AnswerFrame(
@@ -61,16 +61,17 @@ class PythonicParser(ToolParser):
         return Parsed("", calls) if is_final else Parsed("")
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return a call with required arguments first and values in JSON, which the parser accepts too.
+        """Return a call with required arguments first and with values in JSON, which the parser accepts too.
 
-        None if a name is not valid in Python, or the schema constrains more than each argument by itself.
+        `None` if a name is not valid in Python, or if the schema constrains more than each argument by itself.
         """
         call = python_call(name, schema)
         return None if call is None else CallForm((), call, _SEPARATOR)
 
 
 def python_call(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the format of a call with arguments in JSON; None as for `keyed_arguments`, or for names not of Python."""
+    """Return the format of a call with JSON arguments; `None` as in `keyed_arguments`, or for names invalid in
+    Python."""
     arguments = keyed_arguments(schema, "=", _SEPARATOR)
     if arguments is None or not CALL_NAME.fullmatch(name):
         return None

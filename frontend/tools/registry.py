@@ -1,4 +1,4 @@
-"""Tool parsers by name: built-in ones, and those registered by a plugin file."""
+"""Tool parsers by name: the built-in ones, and those that a plugin file registers."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -60,7 +60,7 @@ _parsers: dict[str, type[ToolParser]] = {
 
 
 def register_tool_parser(name: str) -> Callable[[Parser], Parser]:
-    """Decorate a `ToolParser` so that `--tool-call-parser NAME` finds it; an existing name is replaced."""
+    """Register a `ToolParser` under a name for `--tool-call-parser`; an existing name is replaced."""
 
     def register(parser: Parser) -> Parser:
         _parsers[name] = parser

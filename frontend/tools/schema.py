@@ -1,4 +1,4 @@
-"""JSON schemas and structural tags of calls, from which grammars are built."""
+"""Builds the JSON schemas and structural tags of calls, from which grammars are compiled."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def form_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the JSON schema of an answer's form, None if it has none."""
+    """Return the JSON schema of a constraint; `None` if it has no schema."""
     if form.json_object:
         return {"type": "object"}
     if form.json is None:
@@ -27,12 +27,12 @@ def form_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
 def with_tag(
     form: StructuredOutputsParams, answer_tag: dict[str, Any], schemas: Mapping[str, dict[str, Any]]
 ) -> StructuredOutputsParams:
-    """Return a form in the notation of a structural tag, whose errors name the caller's field.
+    """Return a constraint as a structural tag whose errors name the caller's field.
 
     Args:
-        form: the form of the caller.
-        answer_tag: says the same, and what else the answer may be.
-        schemas: further schemas in the tag, by the names of their fields.
+        form: the caller's constraint.
+        answer_tag: the tag: the same constraint, and the other answers that are allowed.
+        schemas: additional schemas in the tag, by the names of their fields.
     """
     name, schema = form.name(form.kinds[0]), form_schema(form)
     own = {} if schema is None else {name: schema}
@@ -64,16 +64,16 @@ def calls_schema(tools: Sequence[FunctionTool], max_calls: int | None) -> dict[s
 def structural_tag(
     tools: Sequence[FunctionTool], parser: ToolParser, answer_schema: Mapping[str, Any] | None, max_calls: int | None
 ) -> dict[str, Any] | None:
-    """Return the structural tag of an answer that may call the tools; strict tools follow their schemas.
+    """Return the structural tag of an answer that may call the tools. Strict tools follow their schemas.
 
     Args:
         tools: the request's tools.
         parser: defines the format of calls.
         answer_schema: the schema of an answer without calls; None: free text, which may contain calls.
-        max_calls: limit per answer.
+        max_calls: maximum number of calls per answer.
 
     Returns:
-        None if no grammar can constrain the parser's calls.
+        `None` if no grammar can constrain the parser's calls.
     """
     forms = _call_forms([(tool, tool.parameters if tool.is_strict else {"type": "object"}) for tool in tools], parser)
     if forms is None:
@@ -89,28 +89,28 @@ def structural_tag(
 
 
 def forced_tag(tools: Sequence[FunctionTool], parser: ToolParser, max_calls: int | None) -> dict[str, Any] | None:
-    """Return the structural tag of an answer that consists of calls; all of them follow their schemas.
+    """Return the structural tag of an answer that consists of calls, all of which follow their schemas.
 
     Args:
-        tools: one of these is called, or several.
+        tools: the tools that may be called.
         parser: defines the format of calls.
-        max_calls: limit per answer.
+        max_calls: maximum number of calls per answer.
 
     Returns:
-        None if no grammar can constrain the parser's calls.
+        `None` if no grammar can constrain the parser's calls.
     """
     forms = _call_forms([(tool, closed_schema(tool.parameters)) for tool in tools], parser)
     return None if forms is None else structural(_calls_alone(forms, parser, max_calls))
 
 
 def _call_forms(tools: Sequence[tuple[FunctionTool, Mapping[str, Any]]], parser: ToolParser) -> list[CallForm] | None:
-    """Return the forms of calls with arguments of these schemas; None if a function has none."""
+    """Return the forms of calls whose arguments have these schemas; `None` if a function has no form."""
     forms = [parser.call_form(tool.name, schema) for tool, schema in tools]
     return None if None in forms else [form for form in forms if form is not None]
 
 
 def _short_tag(form: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    """Return the tag without the text before a mark, with which models begin a call too."""
+    """Return the tag without the text before a mark, because models may begin a call with that mark."""
     begin = form["begin"]
     return {**form, "begin": begin[begin.index(mark) :]}
 
@@ -128,7 +128,7 @@ def _calls(forms: Sequence[CallForm], max_calls: int | None, *, beside_json: boo
 def _calls_alone(
     forms: Sequence[CallForm], parser: ToolParser, max_calls: int | None, *, beside_json: bool = False
 ) -> dict[str, Any]:
-    """Return the format of an answer that consists of calls."""
+    """Return the format of an answer that consists only of calls."""
     calls = _calls(forms, max_calls, beside_json=beside_json)
     if parser.frame is not None:
         return sequence(parser.frame.begin, calls, parser.frame.end)
@@ -139,7 +139,7 @@ def _calls_alone(
 
 
 def _other_answer(schema: Mapping[str, Any] | None, frame: AnswerFrame | None) -> dict[str, Any]:
-    """Return the format of an answer without calls: JSON by a schema, or text that does not start like calls."""
+    """Return the format of an answer without calls: JSON by a schema, or text that does not start like a call."""
     if schema is not None:
         return json_of(schema)
     assert frame is not None, "needed only if calls cannot appear within text"

@@ -1,4 +1,4 @@
-"""Embeds JSON schemas in other schemas: moves references and resolves them."""
+"""Embeds JSON schemas in other schemas: moves and resolves references."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def property_schema(schema: Mapping[str, Any], name: str) -> Any:
 def dereferenced(schema: Any, root: Mapping[str, Any]) -> Any:
     """Return a schema with its references, and those of its alternatives, resolved.
 
-    Nested parts are unchanged, and so are references that do not resolve within `root`.
+    Nested parts are unchanged, as are references that do not resolve within `root`.
     """
     schema = _followed(schema, root)
     if not isinstance(schema, Mapping):
@@ -77,7 +77,7 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _at(root: Mapping[str, Any], reference: str) -> Any:
-    """Return the target of a JSON pointer (RFC 6901), None if it does not exist."""
+    """Return the target of a JSON pointer (RFC 6901); `None` if it does not exist."""
     place: Any = root
     for name in reference.removeprefix("#").split("/")[1:]:
         key = unquote(name).replace("~1", "/").replace("~0", "~")

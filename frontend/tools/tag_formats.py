@@ -1,4 +1,4 @@
-"""Parts of structural tags (docs/structured-output.md), from which the forms of calls are put together."""
+"""Building blocks of structural tags (docs/structured-output.md), from which the forms of calls are composed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,17 +9,17 @@ NUMBER: Mapping[str, Any] = {"type": "regex", "pattern": "0|[1-9][0-9]{0,2}"}
 
 
 def fixed(text: str) -> dict[str, Any]:
-    """Return the format of one text."""
+    """Return the format of a fixed text."""
     return {"type": "const_string", "value": text}
 
 
 def json_of(schema: object) -> dict[str, Any]:
-    """Return the format of JSON by a schema."""
+    """Return the format of JSON that matches a schema."""
     return {"type": "json_schema", "json_schema": schema}
 
 
 def structural(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the structural tag of an answer in a format."""
+    """Return the structural tag of an answer with this format."""
     return {"type": "structural_tag", "format": form}
 
 
@@ -34,7 +34,7 @@ def either(elements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def tag(begin: str, content: Mapping[str, Any], end: str) -> dict[str, Any]:
-    """Return the format of a content between two texts."""
+    """Return the format of content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 

@@ -1,4 +1,4 @@
-"""Engine for calls as XML-like tags around bare text: the function's schema decides whether "5" is a number."""
+"""Base class for calls as XML-like tags around bare text. The function's schema decides whether "5" is a number."""
 
 import re
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ _BARE_NAME_SO_FAR = re.compile(r"\s*[^<>\s]*\s*")
 
 
 class XmlParser(MarkedParser):
-    """A name, then a tag with each argument. Models sometimes omit an outer tag or a closing tag."""
+    """A name, then one tag per argument. Models sometimes omit an outer tag or a closing tag."""
 
     begin: ClassVar[str]
-    """How the model writes what precedes the name."""
+    """Text that the model writes before the name."""
     name_end: ClassVar[str]
-    """The text behind a name; empty: the name ends where the first argument or the end of the call is."""
+    """Text after the name; empty: the name ends where the first argument or the end of the call is."""
     key: ClassVar[tuple[str, ...]]
-    """The text before a key, then the marks between it and its value."""
+    """Text before a key, followed by the marks between the key and its value."""
     value_end: ClassVar[str]
     ends: ClassVar[tuple[str, ...]]
-    """The marks that end a call. The first also ends a value whose own mark is missing."""
+    """The marks that end a call. The first one also ends a value whose own closing mark is missing."""
     end: ClassVar[str]
-    """How the model writes what follows the arguments."""
+    """Text that the model writes after the arguments."""
     line: ClassVar[str] = "\n"
-    """The text behind the name and behind each argument."""
+    """Text after the name and after each argument."""
     padding: ClassVar[str] = ""
-    """The text around each value."""
+    """Text before and after each value."""
     strips_line_breaks: ClassVar[bool] = False
-    """A line break at either end of a value is not part of it."""
+    """Whether a line break at either end of a value is not part of it."""
     separator: ClassVar[str] = "\n"
     _name: ClassVar[re.Pattern[str]]
     _in_call: ClassVar[re.Pattern[str]]
@@ -67,7 +67,7 @@ class XmlParser(MarkedParser):
         return CallMatch(end, [ToolCall(name[1], arguments)])
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return the tags around bare values; None if a string is constrained by more than a list of choices."""
+        """Return the tags around bare values; `None` if a string is constrained by more than a list of choices."""
         arguments = self._arguments_form(schema)
         if arguments is None or not re.fullmatch(_NAME, name):
             return None
@@ -96,12 +96,13 @@ class XmlParser(MarkedParser):
         return {"type": "tags_with_separator", "tags": [argument], "separator": ""}
 
     def _value_form(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the format of what follows a key."""
+        """Return the format of the text after a key."""
         before = f"{self.line.join(self.key[1:])}{self.padding}"
         return tag(before, content, f"{self.padding}{self.value_end}{self.line}")
 
     def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
-        """Return the arguments as JSON text, and the end of the call, None while it is incomplete."""
+        """Return the arguments as JSON text, and the end of the call; the end is `None` while the call is
+        incomplete."""
         properties = self.properties(name[1])
         written: dict[str, str] = {}
         position = name.end()
@@ -122,13 +123,13 @@ class XmlParser(MarkedParser):
         return "{" + ", ".join(written.values()), None
 
     def _may_be_named(self, text: str, position: int) -> bool:
-        """Return whether the text ends in a possible start of a name."""
+        """Return whether the text ends in the possible start of a name."""
         marks = (self.name_end,) if self.name_end else (self.key[0], *self.ends)
         limit = len(text) - partial_tag(text, marks, position)
         return (_NAME_SO_FAR if self.name_end else _BARE_NAME_SO_FAR).fullmatch(text, position, limit) is not None
 
     def _open_value(self, value: str, schema: object, is_final: bool) -> str | None:
-        """Return the JSON of an incomplete value as far as it is certain; None if nothing is."""
+        """Return the certain part of an incomplete value's JSON; `None` if no part is certain."""
         limit = len(value) - partial_tag(value, self._value_ends)
         return open_value(self._stripped(value[:limit]), schema, is_final)
 

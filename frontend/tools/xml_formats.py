@@ -1,4 +1,4 @@
-"""Tool call formats like XML, by model. Each class says how one format differs from the others."""
+"""XML-like tool call formats, by model. Each class defines how one format differs from the others."""
 
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ class Qwen3XmlParser(XmlParser):
 
 
 class SeedOssParser(Qwen3XmlParser):
-    """Seed-OSS: Qwen3-Coder's format with other outer tags, and values without line breaks around them."""
+    """Seed-OSS: Qwen3-Coder's format with other outer tags, and with values without surrounding line breaks."""
 
     openings = (("<seed:tool_call>", "<function="),)
     tags = ("<seed:tool_call>", "</seed:tool_call>")
@@ -33,7 +33,7 @@ class SeedOssParser(Qwen3XmlParser):
 
 
 class MimoParser(Qwen3XmlParser):
-    """MiMo: Qwen3-Coder's format with values as they stand, line breaks included."""
+    """MiMo: Qwen3-Coder's format with unchanged values, including line breaks."""
 
     padding = ""
     strips_line_breaks = False
@@ -91,7 +91,7 @@ class Step3Parser(XmlParser):
 
 
 class Glm45Parser(XmlParser):
-    """GLM 4.5 and 4.6: `<tool_call>f` with `<arg_key>x</arg_key><arg_value>value</arg_value>`, one a line."""
+    """GLM 4.5 and 4.6: `<tool_call>f` with `<arg_key>x</arg_key><arg_value>value</arg_value>`, one per line."""
 
     openings = (("<tool_call>",),)
     tags = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
