@@ -1,6 +1,7 @@
 """LoRA adapters on several ranks and stages: the bits of one worker, and loads that fail on all of them."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from peft_adapters import load_of, write_adapter
-from rank_threads import on_ranks
+from rank_threads import TIMEOUT_S, on_ranks
 from tiny_models import make_tiny
 from worker_plans import NUM_BLOCKS, Driver, HostExecutor, spec, worker_config
 
@@ -20,6 +21,7 @@ from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.env import Env
 from octavo.worker_proc.lora.loader import open_adapters
+from octavo.worker_proc.parallel.distributed import DistributedRanks
 from octavo.worker_proc.parallel.group import SharedMemoryRanks
 from octavo.worker_proc.parallel.open import join_peers
 from octavo.worker_proc.weights.load import load_model
@@ -51,16 +53,40 @@ def gone(load: AdapterLoad) -> AdapterLoad:
     return msgspec.structs.replace(load, adapter=adapter)
 
 
-def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = None, **settings: Any) -> list[Any]:
+class ThreadRanks(DistributedRanks):
+    """Ranks that compute through torch, as threads of this process."""
+
+    def __init__(self, rank: int, size: int, parts: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        super().__init__(rank, size)
+        self._parts, self._barrier = parts, barrier
+
+    def _gathered(self, part: torch.Tensor) -> torch.Tensor:
+        self._parts[self._rank] = part
+        self._barrier.wait()
+        gathered = torch.stack(self._parts)
+        self._barrier.wait()
+        return gathered
+
+
+def on_size(
+    paths: tuple[Path, list[Path]], size: int, fails_on: int | None = None, *, is_native: bool = True, **settings: Any
+) -> list[Any]:
     """Return what each of `size` ranks generates, and the faults of its loads; one rank may not find the files."""
     path, adapters = paths
     limits = {"max_model_len": 128, "max_num_seqs": 4, "enable_lora": True, "max_loras": 2, "max_lora_rank": 24}
     config = worker_config(path, tensor_parallel_size=size, **limits, **settings)
     kernels = library.load()
+    meeting = [torch.empty(0)] * size, threading.Barrier(size, timeout=TIMEOUT_S)
 
     def compute(group: SharedMemoryGroup) -> Any:
-        ranks = SharedMemoryRanks(group) if size > 1 else None
-        model = load_model(config, lambda _: None, library=kernels, rank=group.rank, group=ranks)
+        ranks = SharedMemoryRanks(group) if is_native else ThreadRanks(group.rank, size, *meeting)
+        model = load_model(
+            config,
+            lambda _: None,
+            library=kernels if is_native else None,
+            rank=group.rank,
+            group=ranks if size > 1 else None,
+        )
         executor = HostExecutor(model, config, NUM_BLOCKS, open_adapters(model, config))
         driver = Driver(model, config, executor)
         loads = [load_of(path, slot) for slot, path in enumerate(adapters)]
@@ -93,6 +119,17 @@ def test_the_number_of_ranks_changes_no_bit(
     (alone,) = on_size(paths, 1, **settings)
     assert len({tuple(tokens) for tokens, _ in alone[0]}) == 3
     assert on_size(paths, size, **settings) == [alone] * size
+
+
+def test_ranks_that_compute_through_torch_divide_both_factors(paths: tuple[Path, list[Path]]) -> None:
+    settings = {"fully_sharded_loras": True}
+    (alone,) = on_size(paths, 1, **settings)
+    ranks = on_size(paths, 2, is_native=False, **settings)
+    assert ranks[0] == ranks[1]
+    for (tokens, logprobs), (expected_tokens, expected) in zip(ranks[0][0], alone[0], strict=True):
+        assert tokens == expected_tokens
+        found, wanted = ([entry.logprobs for entry in entries] for entries in (logprobs, expected))
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=1e-4)
 
 
 def test_a_load_that_one_rank_misses_fails_on_all(paths: tuple[Path, list[Path]]) -> None:

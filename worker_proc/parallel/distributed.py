@@ -77,8 +77,9 @@ class DistributedRanks:
             raise ValueError(f"all_gather: columns from {first} on; those of rank {self._rank} begin at {starts}")
         lengths = [end - start for start, end in itertools.pairwise(starts)]
         widest = max(lengths)
-        padded_TP = torch.nn.functional.pad(columns_TP, (0, widest - columns_TP.shape[1]))
-        parts = self._gathered(padded_TP)
+        if (num_missing := widest - columns_TP.shape[1]) > 0:  # without any, torch would copy the columns
+            columns_TP = torch.nn.functional.pad(columns_TP, (0, num_missing))
+        parts = self._gathered(columns_TP)
         return torch.cat([part[:, :length] for part, length in zip(parts, lengths, strict=True)], 1)
 
     def meet(self) -> None:
