@@ -114,14 +114,14 @@ MEDIA_FAMILIES = (
         "Phi-4-mini",
     ),
     MediaFamily(
-        "[Qwen2-Audio](#sounds-in-conversations)",
+        "[Qwen2-Audio](#audio-in-conversations)",
         ("Qwen2AudioForConditionalGeneration",),
         ("audio",),
         "Whisper's; the mean of two results is one row, 25 in a second",
         "Qwen2",
     ),
     MediaFamily(
-        "[Voxtral](#sounds-in-conversations)",
+        "[Voxtral](#audio-in-conversations)",
         ("VoxtralForConditionalGeneration",),
         ("audio",),
         "Whisper's over windows of 30 seconds; four results side by side are one row, 375 in a window",
