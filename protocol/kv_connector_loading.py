@@ -1,4 +1,4 @@
-"""Imports the connector that `--kv-transfer-config` names."""
+"""Imports the connector named in `--kv-transfer-config`."""
 
 import importlib
 from types import ModuleType
@@ -10,15 +10,15 @@ from octavo.protocol.module_files import NotAPythonFileError, load_module_of_fil
 
 
 def open_kv_connector(config: ResolvedConfig, role: KVConnectorRole, rank: int = -1) -> KVConnectorBase:
-    """Make the connector of an engine, for this process.
+    """Create the connector of an engine for this process.
 
     Args:
-        config: has one.
-        role: of this process.
-        rank: of the worker.
+        config: the engine's configuration, which names a connector.
+        role: role of this process.
+        rank: rank of the worker.
 
     Raises:
-        ConfigError: it cannot be imported or made.
+        ConfigError: the connector cannot be imported or created.
     """
     setting = config.kv_connector
     assert setting is not None, "the engine has no connector"
@@ -31,7 +31,7 @@ def open_kv_connector(config: ResolvedConfig, role: KVConnectorRole, rank: int =
         connector = kind(own, role)
     except ConfigError:
         raise
-    except Exception as error:  # the author's code, which may raise anything
+    except Exception as error:  # user code may raise anything
         raise _error(f"{name}: {type(error).__name__}: {error}") from error
     return connector
 

@@ -1,6 +1,6 @@
-"""KV blocks that move from one engine to another: what a request says of them, and what the engines say to each other.
+"""KV blocks that move between engines: the parameters of requests, and the messages between engines.
 
-An engine that takes blocks asks the one that has them, over a socket of its own (`core_proc/transfer`).
+An engine that fetches blocks asks the engine that has them, over a separate socket (`core_proc/transfer`).
 """
 
 import re
@@ -19,25 +19,25 @@ _TRANSFER_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class KVTransfer(Struct, array_like=True, gc=False, frozen=True):
-    """What a request leaves for another engine, or takes from one."""
+    """What a request leaves for another engine, or fetches from one."""
 
     leaves: bool = False
-    """Its blocks shall be there for another engine when it ends: `do_remote_decode`."""
+    """Whether its blocks are kept for another engine when it ends: `do_remote_decode`."""
     takes: bool = False
-    """Another engine has blocks of its prompt: `do_remote_prefill`."""
+    """Whether another engine has blocks of its prompt: `do_remote_prefill`."""
     engine_id: str = ""
-    """Of the engine that has them."""
+    """Id of the engine that has the blocks."""
     transfer_id: str = ""
-    """Their name there, which cannot be guessed."""
+    """Id of the blocks in that engine, which cannot be guessed."""
     host: str = ""
-    """Where that engine listens; "": on this machine only."""
+    """Host on which that engine listens. Empty if it is on this machine."""
     port: int = 0
     num_tokens: int = 0
-    """Tokens whose blocks are there."""
+    """Number of tokens whose blocks are available."""
 
 
 class _Params(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`kv_transfer_params`: the fields of vLLM's connectors, of which those without meaning here must be null."""
+    """`kv_transfer_params`: the fields of vLLM's connectors. Fields without a meaning here must be null."""
 
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None
@@ -50,10 +50,10 @@ class _Params(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_transfer_params(value: object) -> KVTransfer | None:
-    """Return what a caller's `kv_transfer_params` say; None: nothing.
+    """Parse a caller's `kv_transfer_params`. Return None if they request nothing.
 
     Raises:
-        InvalidRequestError: they are invalid; names the field.
+        InvalidRequestError: the parameters are invalid; names the field.
     """
     if not value:
         return None
@@ -87,7 +87,7 @@ def read_transfer_params(value: object) -> KVTransfer | None:
 
 
 def transfer_params(transfer: KVTransfer) -> dict[str, Any]:
-    """Return the `kv_transfer_params` with which another engine takes what a request has left."""
+    """Return the `kv_transfer_params` with which another engine fetches what a request has left."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -100,15 +100,15 @@ def transfer_params(transfer: KVTransfer) -> dict[str, Any]:
 
 
 class Ask(Struct, array_like=True, gc=False, frozen=True, tag="ask"):
-    """Engine to engine: what is there under this name? Answered by `Answer`, as soon as all of it is written."""
+    """Engine to engine: what is available under this id? The reply is an `Answer`, as soon as everything is written."""
 
     transfer_id: str
     fingerprint: str
-    """Of what the blocks of the engine that asks are: others are useless to it."""
+    """Fingerprint of the asking engine's blocks. Others would be useless to it."""
 
 
 class Read(Struct, array_like=True, gc=False, frozen=True, tag="read"):
-    """Send a part of a rank's file; answered by `Part`."""
+    """Send a part of a rank's file. The reply is a `Part`."""
 
     transfer_id: str
     rank: int
@@ -117,26 +117,26 @@ class Read(Struct, array_like=True, gc=False, frozen=True, tag="read"):
 
 
 class Release(Struct, array_like=True, gc=False, frozen=True, tag="release"):
-    """The blocks are not needed any more. Never answered."""
+    """The blocks are no longer needed. There is no reply."""
 
     transfer_id: str
 
 
 class Answer(Struct, array_like=True, gc=False, frozen=True, tag="answer"):
-    """Answer to `Ask`."""
+    """Reply to `Ask`."""
 
     fault: str = ""
-    """Why there is nothing; "": there is."""
+    """Why nothing is available. Empty on success."""
     keys: list[bytes] = []
-    """The content of each row of the files: the hash of a block, and the suffix of its cache group."""
+    """Key of each row of the files: the hash of a block, and the suffix of its cache group."""
     path: str = ""
-    """Of the files, without their ranks. Engines of the same machine and user may link them."""
+    """Path of the files, without their ranks. Engines of the same user on the same machine may link them."""
     sizes: list[int] = []
-    """Bytes of each rank's file."""
+    """Size of each rank's file in bytes."""
 
 
 class Part(Struct, array_like=True, gc=False, frozen=True, tag="part"):
-    """Answer to `Read`; the bytes are in the next frame, unless there is a fault."""
+    """Reply to `Read`. The bytes are in the next frame, unless there is a fault."""
 
     fault: str = ""
     checksum: int = 0
@@ -148,5 +148,5 @@ Reply = Answer | Part
 
 
 def rank_file(path: str, rank: int) -> str:
-    """Return the file with the blocks of one worker."""
+    """Return the path of the file with one worker's blocks."""
     return f"{path}.{rank}"

@@ -1,7 +1,7 @@
 """The child's side of supervision: how a process starts, reports to its parent, handles signals and exits.
 
-`run_child` runs before anything heavy is imported, so that no process outlives its parent, however
-early the parent dies.
+`run_child` runs before anything heavy is imported, so that no process outlives its parent, however early the parent
+dies.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ EXIT_FAILED = 1
 EXIT_STARTUP_FAILED = 3
 EXIT_PARENT_GONE = 4
 EXIT_HOPELESS = 5
-"""A core whose workers crash again and again: a restarted core would have the same problem."""
+"""Exit code of a core whose workers crash again and again. A restarted core would have the same problem."""
 
 LENGTH = struct.Struct("<I")
 """The length that precedes every message on the two pipes."""
@@ -59,7 +59,7 @@ class ProcessState(Enum):
         """Return `target`.
 
         Raises:
-            IllegalTransition: the table has no such transition.
+            IllegalTransition: the state machine does not allow this transition.
         """
         if target not in PROCESS_TRANSITIONS[self]:
             raise IllegalTransition(f"process: {self.value} to {target.value}")
@@ -77,10 +77,11 @@ PROCESS_TRANSITIONS: dict[ProcessState, frozenset[ProcessState]] = {
 
 
 class StopSignal:
-    """Counts SIGTERMs: the first asks to drain, the second to abort. SIGINT is ignored: the frontend handles it.
+    """Counts SIGTERMs: the first one requests a drain, the second one an abort. SIGINT is ignored: the frontend handles
+    it.
 
-    Signal handlers only run between two bytecodes of the main thread, so a loop that blocks in
-    `poll` watches `fileno()` as well: Python writes a byte there when a signal arrives.
+    Signal handlers only run between two bytecodes of the main thread. So a loop that blocks in `poll` also watches
+    `fileno()`, to which Python writes a byte when a signal arrives.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class StopSignal:
         self.count += 1
 
     def fileno(self) -> int:
-        """Readable after a signal, until `acknowledge()`."""
+        """Return a file descriptor that is readable after a signal, until `acknowledge()`."""
         return self._reader
 
     def acknowledge(self) -> None:
@@ -107,13 +108,13 @@ class StopSignal:
 
 
 class StartupReporter:
-    """The child's end of the control pipe. Thread-safe; silent once the parent is gone."""
+    """The child's end of the control pipe. Thread-safe. Silent once the parent has died."""
 
     def __init__(self, process: str, fd: int) -> None:
         self.process = process
         self.current_phase = "starting"
         self.is_ready = False
-        """Set by `mark_ready`: a later failure is not a failed start."""
+        """Set by `mark_ready`. A later failure does not count as a failed start."""
         self._fd = fd
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
@@ -137,7 +138,7 @@ class StartupReporter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Report the phase of the start-up: for the progress display, the timeline and `StartupFailed`."""
+        """Report a start-up phase: for the progress display, the timeline and `StartupFailed`."""
         self.current_phase = name
         self.send(Progress(name))
         start = time.monotonic()
@@ -153,18 +154,18 @@ def run_child(
 ) -> NoReturn:
     """Run `main` as the body of a child process, and exit with its code.
 
-    A later end of file of standard input means that the parent is gone.
-    An exception of `main` before `StartupReporter.mark_ready` reaches the parent as `StartupFailed`.
+    End of file on standard input means that the parent has died. An exception in `main` before
+    `StartupReporter.mark_ready` is sent to the parent as `StartupFailed`.
 
     Args:
-        process: name for the log, "Core" or "Worker"; a worker's rank is added.
-        spec_type: the launch spec this child expects.
-        main: gets the spec, the reporter and the stop signal; returns the exit code.
-        spec_fd: holds the launch spec; standard input, or else a file, which is closed.
+        process: name for the log, "Core" or "Worker". A worker's rank is appended.
+        spec_type: the launch spec that this child expects.
+        main: receives the spec, the reporter and the stop signal; returns the exit code.
+        spec_fd: descriptor with the launch spec: standard input, or a file, which is then closed.
     """
     parent = os.getppid()
     die_with_parent(parent)
-    # A terminal with `stty tostop` would stop the process at its first log line: its group is not in the foreground.
+    # A terminal with `stty tostop` would stop this background process at its first log line.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     stop = StopSignal()
     enable_dumps()
@@ -191,18 +192,19 @@ def run_child(
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux only; elsewhere the pipe has to suffice)."""
+    """Have the kernel kill this process when its parent dies (Linux only; elsewhere the pipe must suffice)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died between the fork and the call
+    if os.getppid() != parent:  # the parent died between the fork and the call
         os._exit(EXIT_PARENT_GONE)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes whose parent dies, instead of the init process, which may never reap them.
+    """Adopt processes whose parent dies, instead of leaving them to the init process, which may never reap them.
 
-    `Child.close` reaps those of its group. So it is for processes that start nothing else; not for an application's.
+    `Child.close` reaps the processes of its group. So call this only in processes that start nothing else, not in an
+    application's process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -212,7 +214,7 @@ def read_message(fd: int, size: int) -> bytes:
     """Read exactly `size` bytes.
 
     Raises:
-        EOFError: the other end closed first.
+        EOFError: the other end was closed first.
     """
     chunks: list[bytes] = []
     while size:
@@ -235,7 +237,7 @@ def _read_spec(spec_type: type[Spec], fd: int) -> Spec:
 
 
 def _watch_parent() -> None:
-    """Exit on end of file of standard input: the parent is gone, whatever killed it."""
+    """Exit on end of file of standard input, which means that the parent has died for any reason."""
     while os.read(sys.stdin.fileno(), 64):
         pass
     os._exit(EXIT_PARENT_GONE)

@@ -1,29 +1,29 @@
-"""Messages between the cores of engines that divide the experts of a model: see `core_proc/workers/lock_step.py`.
+"""Messages between the cores of engines that share the experts of a model: see `core_proc/workers/lock_step.py`.
 
-Each is a packet of a Unix socket, which connects an engine with the first one.
+Each message is a packet on a Unix socket that connects an engine with the first one.
 """
 
 import msgspec
 
 
 class JoinGroup(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="join"):
-    """To the first engine: this one is about to start workers, and waits for the others."""
+    """To the first engine: this engine is about to start workers, and waits for the others."""
 
     engine: int
 
 
 class GroupFormed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="formed"):
-    """From the first engine: all are there. The descriptor of the memory that all workers share comes with it."""
+    """From the first engine: the group is complete. The descriptor of the memory shared by all workers is attached."""
 
 
 class StepBegun(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step"):
-    """An engine has begun as many steps since the group was formed, more than any other before it."""
+    """An engine has begun this many steps since the group was formed, more than any other before."""
 
     num_steps: int
 
 
 class LeaveGroup(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="leave"):
-    """To the first engine: this one has no requests any more and accepts none. It takes part until all leave."""
+    """To the first engine: this engine has no requests and accepts none. It joins steps until all engines leave."""
 
 
 class AllLeave(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="all_leave"):
@@ -31,29 +31,30 @@ class AllLeave(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="all_
 
 
 class WorkersLost(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="workers_lost"):
-    """The workers of an engine have failed while steps of all engines were computed: any of their requests may be why.
-    The end of the connection follows. Without this message a core has ended, which is no other engine's doing."""
+    """The workers of an engine have failed during steps of all engines: a request of any engine may be the cause. The
+    connection is closed after this message. If it is closed without it, a core has died, which is not caused by other
+    engines."""
 
     engine: int
 
 
 class IsolationState(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="isolation"):
-    """To the first engine, whenever it changes."""
+    """To the first engine, whenever the state changes."""
 
     wants_turn: bool = False
-    """Whether this engine has crash suspects to run while no other engine runs a request."""
+    """Whether this engine has crash suspects to run while no other engine runs requests."""
     idle_in: int = 0
-    """The number of the present turn, which is another engine's, once this one has no request in flight; 0: it has."""
+    """The number of the current turn of another engine, once this engine has no request in flight; otherwise 0."""
 
 
 class IsolationTurn(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="turn"):
-    """From the first engine: whose turn it is to run requests."""
+    """From the first engine: which engine may run requests."""
 
     number: int = 0
     engine: int = -1
-    """-1: all run theirs."""
+    """Index of the engine; -1 if all engines may run theirs."""
     is_alone: bool = False
-    """Whether all others have no request in flight."""
+    """Whether all other engines have no request in flight."""
 
 
 LockStepMessage = (

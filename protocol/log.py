@@ -1,4 +1,4 @@
-"""Logging of every octavo process: process name, time, level and message, or as a logging configuration says."""
+"""Logging of every octavo process: process name, time, level and message, or as defined by a logging configuration."""
 
 import json
 import logging
@@ -13,11 +13,11 @@ from typing import Any
 from octavo.protocol.errors import ConfigError
 
 _SOURCE = "octavo"
-"""The parent of all loggers of octavo."""
+"""The parent of all octavo loggers."""
 
 
 class LogRecord(logging.LogRecord):
-    """A record whose `processName` is the name given to `configure_logging`; `logging` itself cannot know it."""
+    """A record whose `processName` is the name given to `configure_logging`, which `logging` itself cannot know."""
 
     octavo_process = "octavo"
 
@@ -29,11 +29,11 @@ class LogRecord(logging.LogRecord):
 class JsonLines(logging.Formatter):
     """One JSON object per record, for `--log-config-file`: time (UTC), level, process, pid, logger, message.
 
-    With `exception`, the traceback, if there is one.
+    The key `exception` holds the traceback, if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line for a record."""
         fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -54,11 +54,11 @@ class _Applied:
 
 
 def configure_logging(process: str, level: str, config: str = "") -> None:
-    """Log to standard error, each line prefixed with the process name and pid, or as `config` says.
+    """Log to standard error, each line prefixed with the process name and pid, or as defined by `config`.
 
     Args:
         process: "Frontend", "Core" or "Worker 0".
-        level: DEBUG, INFO, WARNING or ERROR; with a `config`, of the octavo loggers that it leaves out.
+        level: DEBUG, INFO, WARNING or ERROR. With a `config`, the level of octavo loggers that it does not mention.
         config: JSON for `logging.config.dictConfig`. Existing loggers stay enabled unless it says otherwise.
 
     Raises:
@@ -83,12 +83,12 @@ def configure_logging(process: str, level: str, config: str = "") -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Change the level of this process's log; processes it starts keep theirs."""
+    """Change the log level of this process. Its child processes keep theirs."""
     logging.getLogger(_SOURCE).setLevel(level)
 
 
 def log_settings() -> tuple[str, str]:
-    """Return the level and the configuration for the log of a child process."""
+    """Return the log level and the logging configuration to pass to a child process."""
     return logging.getLevelName(logging.getLogger(_SOURCE).getEffectiveLevel()), _Applied.config
 
 
@@ -96,7 +96,7 @@ def _apply(config: str) -> None:
     """Apply a logging configuration.
 
     Raises:
-        ConfigError: it is not valid.
+        ConfigError: the configuration is invalid.
     """
     try:
         settings = json.loads(config)
@@ -116,10 +116,10 @@ class LimitedLog:
     """Rate-limited warnings, so that a client that causes them cannot fill the log.
 
     Args:
-        logger: where the lines go.
-        max_lines: lines per interval; the first line of the next interval reports how many were omitted.
-        interval_s: length of an interval.
-        clock: in seconds.
+        logger: logger for the lines.
+        max_lines: most lines per interval. The first line of the next interval reports how many were omitted.
+        interval_s: length of an interval in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Logits processors: user code that changes logits in the workers, between the model and the filters.
 
 The interface is that of vLLM v1: names, signatures and the order of calls are the same. Tensors are torch's, which this
-package does not import. Workers load and run processors, see `octavo.worker_proc.sampling.processors`.
+package does not import. Workers load and run processors: see `octavo.worker_proc.sampling.processors`.
 """
 
 import inspect
@@ -21,33 +21,33 @@ class MoveDirectionality(Enum):
     """How a request moves within the batch."""
 
     UNIDIRECTIONAL = 0
-    """From one index to another, which is free or may be overwritten."""
+    """From one index to another one, which is free or may be overwritten."""
     SWAP = 1
-    """Two requests change places. octavo never swaps."""
+    """Two requests swap places. octavo never swaps."""
 
 
 AddedRequest: TypeAlias = tuple[int, SamplingParams, list[int] | None, list[int]]
-"""Index, parameters, prompt tokens, and the list of output tokens, which grows as tokens are drawn."""
+"""Index, parameters, prompt tokens, and the list of output tokens, which grows as tokens are sampled."""
 MovedRequest: TypeAlias = tuple[int, int, MoveDirectionality]
 
 
 @dataclass(frozen=True)
 class BatchUpdate:
-    """What has changed in the batch since the last step; to be applied in the order removed, added, moved."""
+    """The changes of the batch since the last step, to be applied in the order removed, added, moved."""
 
     batch_size: int
-    """Requests in the batch now, and rows of the next `apply`."""
+    """Number of requests in the batch, and of rows in the next `apply`."""
     removed: Sequence[int]
-    """Indices that no request has taken over."""
+    """Indices of removed requests that no other request has taken over."""
     added: Sequence[AddedRequest]
-    """New requests, at free indices or in place of others."""
+    """New requests, at free indices or replacing others."""
     moved: Sequence[MovedRequest]
 
 
 class LogitsProcessor(ABC):
     """Changes the logits of a batch. One object lives as long as its worker.
 
-    The tokens of a request depend on that request alone as long as `apply` computes each row from that row.
+    The tokens of a request depend only on that request as long as `apply` computes each row independently.
     """
 
     @classmethod
@@ -55,33 +55,33 @@ class LogitsProcessor(ABC):
         """Check the `extra_args` of a request.
 
         Raises:
-            ValueError: they are invalid. The message is returned to the caller.
+            ValueError: the arguments are invalid. The message is returned to the caller.
         """
         return
 
     @abstractmethod
     def __init__(self, config: ResolvedConfig, device: Any, is_pin_memory: bool) -> None:
-        """Prepare for a worker.
+        """Initialize the processor in a worker.
 
         Args:
-            config: of the engine.
+            config: the engine's configuration.
             device: the `torch.device` of the logits.
             is_pin_memory: whether copies to the device are faster from pinned memory.
         """
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Return True if the most likely token always stays the same; greedy requests are then left alone."""
+        """Return True if the most likely token never changes. Greedy requests then skip this processor."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Apply the changes of the batch. Called before each `apply`; None: only output tokens were added."""
+        """Apply the changes of the batch. Called before each `apply`; None if only output tokens were added."""
 
     @abstractmethod
     def apply(self, logits: Tensor) -> Tensor:
-        """Return the changed logits, in place or not: float32, a row for each request of the batch.
+        """Return the changed logits, in place or not: float32, one row per request of the batch.
 
-        The row of a request that draws no token in this step is zeros, and nothing reads its result.
+        The row of a request that samples no token in this step is zeros, and its result is ignored.
         """
 
 
@@ -90,14 +90,14 @@ RowProcessor: TypeAlias = Callable[..., Tensor]
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """A processor of the whole batch made of processors of single requests."""
+    """A batch processor that applies a function per request."""
 
     def __init__(self, config: ResolvedConfig, device: Any, is_pin_memory: bool) -> None:
         self._rows: dict[int, Callable[[Tensor], Tensor]] = {}
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RowProcessor | None:
-        """Return the function that changes the logits of a new request; None: they stay as they are."""
+        """Return the function that changes the logits of a new request. Return None if they stay unchanged."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """See `LogitsProcessor`."""

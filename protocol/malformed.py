@@ -1,4 +1,4 @@
-"""Extracts the id from a malformed request, so that the frontend that waits for it can be answered.
+"""Extracts the id from a malformed request, so that the waiting frontend receives a reply.
 
 Parses the first bytes of a body by hand, because the rest may be anything.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from octavo.protocol.ids import RequestId
 
 MAX_REQUEST_ID_BYTES = 1024
-"""Frontends use no longer ids, and a longer one must not be sent back."""
+"""Frontends use no longer ids, and a longer id must not be sent back."""
 
 _ARRAY = rb"\x01(?:[\x90-\x9f]|\xdc..|\xdd....)"
 """The kind byte of a request, and the header of a msgpack array."""
@@ -28,16 +28,16 @@ class Malformed:
     fault: str
     """The decoder's error message."""
     request_id: RequestId | None = None
-    """If it looks like a `Submit`."""
+    """The id, if the message looks like a `Submit`."""
     call_id: int | None = None
-    """If it looks like a `Call`."""
+    """The id, if the message looks like a `Call`."""
 
 
 def parse_malformed(frame: bytes, fault: str) -> Malformed:
     """Return what is recognizable in the body of a malformed request.
 
     Args:
-        frame: as received.
+        frame: the frame as received.
         fault: the decoder's error message.
     """
     if found := _SUBMIT.match(frame):
@@ -49,7 +49,7 @@ def parse_malformed(frame: bytes, fault: str) -> Malformed:
 
 
 def _text(frame: bytes, found: "re.Match[bytes]") -> RequestId | None:
-    """Return the text after the header of a msgpack string; None: it cannot be a request id."""
+    """Return the text after the header of a msgpack string. Return None if it cannot be a request id."""
     short, *long = found.groups()
     size = short[0] & 0x1F if short else _number(next(group for group in long if group is not None))
     text = frame[found.end() : found.end() + size]

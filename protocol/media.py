@@ -1,6 +1,6 @@
-"""Media items: inputs of a prompt, such as images, whose rows an encoder on the workers computes.
+"""Media items: inputs of a prompt, such as images, whose rows are computed by an encoder in the workers.
 
-The core reads spans and digests. It passes tensors on without a look at the numbers.
+The core reads spans and digests. It passes tensors on without reading their values.
 """
 
 import hashlib
@@ -16,70 +16,71 @@ from octavo.protocol.ids import SlotId
 from octavo.protocol.prompt_embeds import Span
 
 Kind = Literal["image", "video", "audio"]
-"""What an item is: a key of `multi_modal_data` and of `--limit-mm-per-prompt`. It chooses the encoder."""
+"""The kind of an item: a key of `multi_modal_data` and of `--limit-mm-per-prompt`. Selects the encoder."""
 
 DIGEST_BYTES = 32
 
 BESIDE_IMAGES = "beside_images"
-"""A tensor of a sound, of any value, whose prompt has images too, if its rows are then others."""
+"""Name of an audio tensor, of any value, that is present if the prompt also has images and the audio rows then
+differ."""
 
 LEVELS = "levels"
-"""A tensor of an image whose pixels are bytes: the numbers that they stand for, float32 of shape (channels, 256)."""
+"""Name of a tensor of an image with byte pixels: the float32 values of the bytes, of shape (channels, 256)."""
 
 NUM_AXES = 3
-"""Of a grid: frames, rows and columns."""
+"""Number of axes of a grid: frames, rows and columns."""
 
 MAX_POSITIONS = 2**16
-"""That the grid of an item may take on an axis."""
+"""Most positions of an item's grid on an axis."""
 
 GIVEN = "rows"
-"""The name of the only tensor of an item whose rows the caller has computed: no encoder reads it."""
+"""Name of the only tensor of an item whose rows were computed by the caller and are not encoded."""
 
 MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
-"""Bytes of all tensors of one item, and of the items that one step encodes."""
+"""Most bytes in all tensors of one item, and in all items that one step encodes."""
 
 
 class MediaTensor(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """An array that a processor has made, in C order, little-endian."""
+    """An array made by a processor, in C order, little-endian."""
 
     dtype: str
-    """As numpy names it: "float32", "int64"."""
+    """The name of the type in numpy: "float32", "int64"."""
     shape: list[int]
     data: Buffer
 
 
 class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """One image, or other input, of a prompt."""
+    """One image or other input of a prompt."""
 
     spans: list[Span]
-    """Positions of the prompt that have its rows, in order; they do not overlap. Other tokens may lie between them."""
+    """Spans of prompt positions that hold its rows, in order and without overlap. Other tokens may lie between them."""
     digest: bytes
-    """Items of equal digests have equal rows, and equal grids."""
+    """Items with equal digests have equal rows and equal grids."""
     tensors: dict[str, MediaTensor]
-    """By the names that the processor gives them."""
+    """Tensors by the names that the processor gives them."""
     grid: list[int] = []
-    """Frames, rows and columns that its rows are, for models that count positions on several axes; it then has one
-    span, or one for each frame. []: its rows are a line."""
+    """Frames, rows and columns of its rows, for models that count positions on several axes. The item then has one
+    span, or one per frame. Empty if its rows are a sequence."""
     attended_rows: int = 0
-    """Rows that every token of the request attends to (cross-attention); the item then has no spans."""
+    """Number of rows that every token of the request attends to (cross-attention). The item then has no spans."""
     is_both_ways: bool = False
-    """The rows of a span attend to each other in both directions, so that one step computes them all."""
+    """Whether the rows of a span attend to each other in both directions, so that one step must compute them all."""
     kind: Kind = "image"
     frame_step: float = 1.0
-    """Positions from a frame of the grid to the next; rounded down for each frame."""
+    """Positions between two frames of the grid, rounded down for each frame."""
     continues_grid: bool = False
-    """Its frames follow those of the item before, of which they are one grid: a part of the same video."""
+    """Whether its frames continue the grid of the previous item: both are parts of the same video."""
 
     @property
     def grids(self) -> list["GridSpan"]:
-        """Its grid, or one for each frame if other tokens lie between them."""
+        """Its grid, or one grid per frame if other tokens lie between the frames."""
         if self.grid and len(self.spans) > 1:
             return [GridSpan(position, [1, *self.grid[1:]]) for position, _ in self.spans]
         return [GridSpan(self.start, self.grid, self.frame_step)] if self.grid else []
 
     @property
     def num_rows(self) -> int:
-        """What the encoder returns for the item: the rows of all spans, or those that are attended to."""
+        """Number of rows that the encoder returns for the item: those of all spans, or the attended ones."""
         return self.attended_rows or sum([num_rows for _, num_rows in self.spans])
 
     @property
@@ -100,7 +101,7 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class GridSpan(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """An item that is a grid, in a request that enters the batch."""
+    """The grid of an item, in a request that enters the batch."""
 
     start: int
     """The first position."""
@@ -109,7 +110,7 @@ class GridSpan(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 def grids_of(items: Sequence[MediaItem]) -> list[GridSpan]:
-    """Return the grids of a prompt: one for all items of a video that follow each other."""
+    """Return the grids of a prompt. Consecutive items of the same video form one grid."""
     grids: list[GridSpan] = []
     for item in items:
         if item.continues_grid and grids:
@@ -125,20 +126,21 @@ class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     digest: bytes
     num_rows: int
-    """Of the result."""
+    """Number of rows of the encoder output."""
     tensors: dict[str, MediaTensor]
     kind: Kind = "image"
 
 
 class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The rows of media that one step computes with, and what has to be encoded before."""
+    """The media rows that one step uses, and what must be encoded before."""
 
     evicted: list[bytes]
-    """Digests whose rows the workers forget first."""
+    """Digests whose rows the workers evict first."""
     inputs: list[EncoderInput]
-    """Encoded next; the results are kept until they are evicted."""
+    """Items to encode next. The outputs are kept until they are evicted."""
     places: list[tuple[SlotId, int, int, int, int]]
-    """Slot, first position, number of rows, index in `digests`, and the first of these rows in the item's result."""
+    """Slot, first position, number of rows, index in `digests`, and index of the first of these rows in the encoder
+    output."""
     digests: list[bytes]
     attended: list[tuple[SlotId, int]] = []
     """Slot, and index in `digests`: the request attends to this item from now on (cross-attention)."""
@@ -147,7 +149,7 @@ class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
 def digest_of(tensors: Mapping[str, MediaTensor], grid: Sequence[int] = ()) -> bytes:
     """Return the digest of an item: of the names, types, shapes and bytes of its tensors.
 
-    `grid`: of the item, unless it follows from the tensors: the hidden states depend on the positions too.
+    `grid` is the item's grid if it does not follow from the tensors: the hidden states depend on the positions too.
     """
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if grid:
@@ -161,10 +163,10 @@ def digest_of(tensors: Mapping[str, MediaTensor], grid: Sequence[int] = ()) -> b
 def media_fault(
     items: Sequence[MediaItem], num_prompt_tokens: int, kinds: Container[Kind], attended_rows: int = 0
 ) -> str | None:
-    """Return why these cannot be the media of a prompt of so many positions; None: they can.
+    """Return why these cannot be the media of a prompt with this many positions. Return None if they can.
 
-    `kinds`: what the model reads.
-    `attended_rows`: the model attends to one item of so many rows; 0: items are rows of the prompt.
+    `kinds`: the kinds that the model reads. `attended_rows`: number of rows if the model attends to one item
+    (cross-attention); 0 if items are rows of the prompt.
     """
     if unread := {item.kind for item in items if item.kind not in kinds}:
         return f"the model of this engine does not read media of kind {', '.join(sorted(unread))}"
@@ -191,12 +193,12 @@ def media_fault(
 
 
 def given_fault(items: Sequence[MediaItem], dtype: str, width: int) -> str | None:
-    """Return why rows that callers have computed are not those of a model; None: they are.
+    """Return why rows computed by the caller do not fit the model. Return None if they do.
 
     Args:
-        items: of a prompt.
-        dtype: of the model.
-        width: numbers of a row; 0: the engine takes no such rows.
+        items: the media of a prompt.
+        dtype: data type of the model.
+        width: values per row; 0 if the engine accepts no such rows.
     """
     num_bytes = width * (4 if dtype == "float32" else 2)
     for item in items:
@@ -224,7 +226,7 @@ def _is_grid_of(item: MediaItem) -> bool:
     frames, rows, columns = item.grid
     if len(item.spans) > 1 and [num_rows for _, num_rows in item.spans] != [rows * columns] * frames:
         return False
-    return 0 <= frames * item.frame_step <= MAX_POSITIONS  # false for what is not a number
+    return 0 <= frames * item.frame_step <= MAX_POSITIONS  # false for NaN
 
 
 def _continues(before: MediaItem | None, item: MediaItem) -> bool:

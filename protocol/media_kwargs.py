@@ -6,15 +6,15 @@ from typing import Any
 from octavo.protocol.media import Kind
 
 BY_KIND: dict[Kind, str] = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kwargs"}
-"""The key of the arguments that are for one kind alone; others are for all kinds."""
+"""The key of arguments for one kind only. Other arguments are for all kinds."""
 SAMPLING = ("num_frames", "fps")
-"""Arguments for all kinds that are about videos, whatever else a model reads."""
+"""Arguments outside of these keys that only concern videos, whatever else a model reads."""
 
 
 def kwargs_fault(kwargs: Mapping[str, Any], kinds: Collection[Kind]) -> str:
-    """Return why these cannot be arguments of processors; "": they can, if the processors know them.
+    """Return why these cannot be arguments of processors. Return "" if they can, provided the processors know them.
 
-    `kinds`: what the model reads.
+    `kinds`: the kinds that the model reads.
     """
     for kind, name in BY_KIND.items():
         if (own := kwargs.get(name)) is None:
@@ -32,9 +32,9 @@ def kwargs_of(kwargs: Mapping[str, Any], kind: Kind, kinds: Collection[Kind]) ->
     """Return the arguments for a kind: its own and those for all kinds.
 
     Args:
-        kwargs: without a `kwargs_fault`.
-        kind: of media.
-        kinds: what the model reads.
+        kwargs: arguments without a `kwargs_fault`.
+        kind: kind of media.
+        kinds: the kinds that the model reads.
     """
     skipped = {*BY_KIND.values(), *(SAMPLING if kind != "video" and "video" in kinds else ())}
     for_all = {name: value for name, value in kwargs.items() if name not in skipped}

@@ -1,4 +1,4 @@
-"""Runs Python files of the user's as modules."""
+"""Runs Python files of the user as modules."""
 
 import importlib.util
 import sys
@@ -7,18 +7,18 @@ from types import ModuleType
 
 
 class NotAPythonFileError(Exception):
-    """A path names no file that can be run as a module."""
+    """A path does not name a file that can be run as a module."""
 
 
 def load_module_of_file(path: str, prefix: str) -> ModuleType:
     """Run a Python file and return it as a module.
 
     Args:
-        path: of the file.
-        prefix: the module is called `{prefix}_{name of the file}`, so that it hides no other one.
+        path: path of the file.
+        prefix: the module is called `{prefix}_{name of the file}`, so that it hides no other module.
 
     Raises:
-        NotAPythonFileError: it is none, or is not there.
+        NotAPythonFileError: the path is not a Python file, or does not exist.
         Exception: whatever its code raises.
     """
     name = f"{prefix}_{Path(path).stem}"

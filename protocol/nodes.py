@@ -1,8 +1,8 @@
 """Messages between a core and the agents that run its workers on other machines (nodes), and their two sockets.
 
 An agent connects to one address of its core. It subscribes to the commands for its own id and sends its messages on the
-same connection, so the core learns of a lost connection by the end of the subscription: at once if the agent's process
-dies, after `SILENCE_TIMEOUT_S` if its machine does.
+same connection. So the core detects a lost connection by the end of the subscription: at once if the agent's process
+dies, and after `SILENCE_TIMEOUT_S` if its machine does.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2
 SILENCE_TIMEOUT_S = 10
-"""An agent or a core that is silent this long counts as gone."""
+"""Seconds without a message after which an agent or a core counts as dead."""
 
 _SUBSCRIBE, _UNSUBSCRIBE, _MESSAGE = b"\x01", b"\x00", b"\x02"
 """First byte of a frame from an agent. The first two are ZMTP's own: https://rfc.zeromq.org/spec/29."""
@@ -35,18 +35,18 @@ class AgentReady(msgspec.Struct, frozen=True, kw_only=True, tag="agent_ready"):
     node: str
     """Agents of the same node share memory."""
     position: int
-    """Place of the node among all; -1: any."""
+    """Position of the node among all nodes; -1 for any."""
     capacity: int
     """Most ranks that it runs."""
     memory_path: str
-    """File of zeros that ranks of this node can map."""
+    """Zero-filled file that ranks of this node can map."""
     instruction_sets: list[str]
-    """Of its processor; the bits of the native kernels depend on them."""
+    """Instruction sets of its CPU, on which the bits of the native kernels depend."""
     link_address: str
-    """HOST:PORT where a rank will listen for those of other nodes."""
+    """HOST:PORT on which a rank will listen for ranks of other nodes."""
     version: int = PROTOCOL_VERSION
     release: str = ""
-    """Of octavo: another one may compute other bits."""
+    """Release of octavo. Another one may compute different bits."""
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="rank_report"):
@@ -59,7 +59,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="rank_report"):
 
 
 class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
-    """The process of a rank has ended."""
+    """The process of a rank has exited."""
 
     agent: str
     generation: int
@@ -78,7 +78,7 @@ class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="start_ranks"):
 
 
 class EndRanks(msgspec.Struct, frozen=True, kw_only=True, tag="end_ranks"):
-    """Kill all ranks; answered by `AgentReady`."""
+    """Kill all ranks. The reply is `AgentReady`."""
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
@@ -90,7 +90,7 @@ AgentCommand: TypeAlias = StartRanks | EndRanks | Dismiss
 
 
 class AgentLost(msgspec.Struct, frozen=True):
-    """The connection to an agent has ended. Made by the core's own end."""
+    """The connection to an agent has ended. Created by the core's own end."""
 
     agent: str
 
@@ -99,13 +99,13 @@ class AgentsSocket:
     """The core's end of the connections to all agents.
 
     Args:
-        context: with an `Authenticator` if there are keys.
-        address: `tcp://HOST:PORT`; port `*`: any.
-        keys: None: the address can be reached from this machine only.
+        context: ZeroMQ context, with an `Authenticator` if there are keys.
+        address: `tcp://HOST:PORT`; port `*` means any free port.
+        keys: keys of the group. None if only this machine can reach the address.
 
     Raises:
-        ConfigError: other machines can reach the address, and there are no keys.
-        StartupError: it cannot be bound.
+        ConfigError: other machines can reach the address, but there are no keys.
+        StartupError: the address cannot be bound.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, keys: EngineKeys | None) -> None:
@@ -118,7 +118,8 @@ class AgentsSocket:
         self.address = bind_for_group(self.socket, address, keys)
 
     def receive(self) -> AgentMessage | AgentLost | None:
-        """Return the next message, None when there is none. Never blocks. Malformed ones are logged and dropped."""
+        """Return the next message. Return None if there is none. Never blocks. Malformed messages are logged and
+        dropped."""
         while True:
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
@@ -133,21 +134,22 @@ class AgentsSocket:
                     self._log.warning("dropped a malformed message of a node agent: %s", error)
 
     def send(self, agent: str, command: AgentCommand) -> None:
-        """Send a command to one agent; it is lost if the agent is gone, as `receive` will tell."""
+        """Send a command to one agent. If the agent is dead, the command is lost and `receive` reports the loss of the
+        agent."""
         self.socket.send_multipart([agent.encode(), self._encoder.encode(command)])
 
     def close(self) -> None:
-        """Close the socket; pending commands are still delivered."""
+        """Close the socket. Pending commands are still delivered."""
         self.socket.close()
 
 
 class AgentSocket:
-    """An agent's end.
+    """An agent's end of the connection.
 
     Args:
-        context: of this process.
-        address: of the core.
-        keys: None: the core is on this machine.
+        context: ZeroMQ context of this process.
+        address: address of the core.
+        keys: keys of the group. None if the core is on this machine.
         agent: unique id of this agent.
 
     Raises:
@@ -160,7 +162,7 @@ class AgentSocket:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[AgentCommand] = msgspec.msgpack.Decoder(AgentCommand)
         self.has_failed_handshake = False
-        """The core has rejected this agent's key, or has another one."""
+        """True if the core has rejected this agent's key, or has a different key."""
         self.socket = context.socket(zmq.XSUB)
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.monitor = self.socket.get_monitor_socket(
@@ -179,7 +181,7 @@ class AgentSocket:
         self.socket.send(_SUBSCRIBE + agent.encode())
 
     def connection_change(self) -> bool | None:
-        """Return True if the connection has been made, False if it is lost, None if neither. Never blocks."""
+        """Return True if the connection was established, False if it was lost, None if neither. Never blocks."""
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -190,10 +192,10 @@ class AgentSocket:
         return None
 
     def receive(self) -> AgentCommand | None:
-        """Return the next command, None when there is none. Never blocks.
+        """Return the next command. Return None if there is none. Never blocks.
 
         Raises:
-            msgspec.MsgspecError: it is malformed: the core is of another version.
+            msgspec.MsgspecError: the command is malformed: the core has another version.
         """
         try:
             _, body = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -203,11 +205,11 @@ class AgentSocket:
 
     def send(self, message: AgentMessage) -> None:
         """Send a message to the core."""
-        # One frame: zmq would take a later one that begins with 0 or 1 for a subscription.
+        # One frame: zmq would interpret a later frame that begins with 0 or 1 as a subscription.
         self.socket.send(_MESSAGE + self._encoder.encode(message))
 
     def close(self) -> None:
-        """Close the socket; pending messages are still delivered."""
+        """Close the socket. Pending messages are still delivered."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()

@@ -1,6 +1,6 @@
-"""LoRA adapters in PEFT's format: `adapter_config.json`, read strictly, and the names of tensors. Reads no weights.
+"""LoRA adapters in PEFT's format: strict parsing of `adapter_config.json`, and the names of tensors. Reads no weights.
 
-A field that would change the results and is not honoured is refused by name. So is a field that is not known here.
+A field that would change the results but is not supported is rejected by name. So is an unknown field.
 """
 
 import json
@@ -17,10 +17,10 @@ from octavo.protocol.errors import ConfigError
 PHASE = "reading an adapter"
 
 _PREFIX = "base_model.model."
-"""Of the names of all tensors: PEFT's wrapper around the model."""
+"""Prefix of all tensor names: PEFT's wrapper around the model."""
 
 Factor: TypeAlias = Literal["A", "B", "embedding_A", "embedding_B", "base"]
-"""What a tensor is: a factor of a linear layer or of an embedding, or a weight of the base model."""
+"""The role of a tensor: a factor of a linear layer or of an embedding, or a weight of the base model."""
 _FACTORS: dict[str, Factor] = {
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
@@ -57,7 +57,7 @@ _WITHOUT_EFFECT = frozenset(
         "qalora_group_size",
     ]
 )
-"""Fields that matter to training alone, or repeat what the shapes of the tensors say."""
+"""Fields that only affect training, or repeat information from the shapes of the tensors."""
 _REFUSED: dict[str, str] = {
     "use_dora": "DoRA",
     "modules_to_save": "whole modules that the adapter replaces",
@@ -74,24 +74,24 @@ _REFUSED: dict[str, str] = {
     "ensure_weight_tying": "tied adapters of embedding and lm_head",
 }
 _HARMLESS_INITS: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
-"""Values of `init_lora_weights` that leave the model's own weights as they are."""
+"""Values of `init_lora_weights` that leave the model's own weights unchanged."""
 
 
 class PeftLora(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `adapter_config.json` says about the tensors beside it."""
+    """What an `adapter_config.json` says about the adapter's tensors."""
 
     r: int
     lora_alpha: float
     use_rslora: bool = False
     rank_pattern: dict[str, int] = {}
-    """By name of a module, or a regular expression for its end."""
+    """Ranks by the name of a module, or by a regular expression for its end."""
     alpha_pattern: dict[str, float] = {}
     target_modules: list[str] | str | None = None
-    """Names or their ends; a regular expression for whole names; "all-linear"."""
+    """Module names or their ends, a regular expression for complete names, or "all-linear"."""
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
     target_parameters: list[str] | None = None
-    """Names of parameters, or their ends: those of all experts of a layer, in one tensor."""
+    """Names of parameters or their ends. Each holds the weights of all experts of a layer in one tensor."""
     peft_version: str | None = None
 
     @property
@@ -105,20 +105,21 @@ class PeftLora(msgspec.Struct, frozen=True, kw_only=True):
         return rank
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of B times A."""
+        """Return the factor by which B times A is scaled."""
         rank = self.rank_of(module)
         alpha: float = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def parameters_of(self, module: str) -> list[str]:
-        """Return the names of the parameters of a module that `target_parameters` names, as its class defines them."""
-        # A name alone is that of a parameter of any module that has one; in transformers these are called experts.
+        """Return the names of the parameters of a module that `target_parameters` selects, as defined by its class."""
+        # A name without a dot selects that parameter of any module. In transformers only modules named experts have
+        # one.
         targets = [name for name in self.target_parameters or () if "." in name or module.endswith(".experts")]
         names = {name for target in targets if _is_named([target], f"{module}.{(name := target.rpartition('.')[2])}")}
         return sorted(names, key=lambda name: (name.startswith("down"), name))
 
     def targets(self, module: str) -> bool:
-        """Return whether the adapter changes a module, as far as its name says; `all-linear` may be any."""
+        """Return whether the adapter may change a module, judged by its name. `all-linear` may change any."""
         if self.exclude_modules and _is_named(self.exclude_modules, module):
             return False
         targets = self.target_modules
@@ -134,10 +135,10 @@ class PeftLora(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_peft_lora(content: bytes, where: str) -> PeftLora:
-    """Return the content of an `adapter_config.json`.
+    """Parse an `adapter_config.json`.
 
     Args:
-        content: of the file.
+        content: content of the file.
         where: its path, for errors.
 
     Raises:
@@ -175,14 +176,14 @@ def read_peft_lora(content: bytes, where: str) -> PeftLora:
 
 
 def module_of(name: str, where: str) -> tuple[str, Factor]:
-    """Return the module of the base model that a tensor belongs to, and which factor it is.
+    """Return the module of the base model to which a tensor belongs, and which factor it is.
 
     Args:
-        name: of the tensor.
-        where: the path of its file, for errors.
+        name: name of the tensor.
+        where: path of its file, for errors.
 
     Raises:
-        ConfigError: the tensor is not a part of a LoRA adapter, or of a kind that is not supported.
+        ConfigError: the tensor does not belong to a LoRA adapter, or its kind is not supported.
     """
     for part, meaning in _REFUSED_TENSORS.items():
         if part in name:
@@ -198,7 +199,7 @@ def module_of(name: str, where: str) -> tuple[str, Factor]:
 
 
 def has_oriented_stacks(peft_version: str | None) -> bool:
-    """Return whether an adapter's A is certainly that of the inputs of stacked weights, whatever their shape."""
+    """Return whether A is certainly on the input side of stacked weights, whatever their shape."""
     numbers = re.match(r"(\d+)\.(\d+)", peft_version or "")
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 21)
 
@@ -221,7 +222,7 @@ def _check(config: PeftLora, where: str) -> None:
 
 
 def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern for a module, as PEFT finds it."""
+    """Return the value of the first pattern that matches a module, with PEFT's matching rules."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,6 +1,6 @@
-"""Pooling: vectors, classes and scores of prompts, instead of tokens. What a model can compute of them.
+"""Pooling: vectors, classes and scores of prompts, instead of tokens. Describes what a model can compute.
 
-What one request asks for is `params.PoolingSpec`; what comes back is `events.PooledOutput`.
+A request is described by `params.PoolingSpec`, its result by `events.PooledOutput`.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -8,11 +8,11 @@ from typing import Literal, TypeAlias, get_args
 from msgspec import Struct
 
 PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify"]
-"""What a request asks for: one vector or one list of class scores for its prompt, or one for each of its tokens."""
+"""What a request computes: one vector or one list of class scores for its prompt, or one for each of its tokens."""
 
 PoolingType: TypeAlias = Literal["cls", "last", "mean", "all", "step"]
-"""Which tokens make the result: the first one, the last one, the mean of all; each for itself ("all"), or each that is
-the step tag ("step")."""
+"""The tokens of which the result is made: the first one, the last one, the mean of all, each one separately ("all"), or
+each occurrence of the step tag ("step")."""
 
 Conversion: TypeAlias = Literal["embed", "classify"]
 Activation: TypeAlias = Literal["identity", "tanh", "gelu", "relu", "sigmoid", "softmax"]
@@ -23,14 +23,14 @@ TASKS_OF: dict[Conversion, tuple[PoolingTask, ...]] = {
     "embed": ("embed", "token_embed"),
     "classify": ("classify", "token_classify"),
 }
-"""The tasks of a model, the usual one first."""
+"""The tasks of a model, the default first."""
 
 
 class DenseLayer(Struct, frozen=True, kw_only=True):
-    """A layer that Sentence Transformers applies to a pooled vector: `2_Dense` and the like."""
+    """A layer that Sentence Transformers applies to a pooled vector: `2_Dense` and similar."""
 
     path: str
-    """Its folder, which has its weights: linear.weight and linear.bias."""
+    """Its folder, with its weights: linear.weight and linear.bias."""
     num_inputs: int
     num_outputs: int
     has_bias: bool
@@ -38,57 +38,59 @@ class DenseLayer(Struct, frozen=True, kw_only=True):
 
 
 class PoolingFacts(Struct, frozen=True, kw_only=True):
-    """How a model turns hidden states into vectors or scores, from its files and `--pooler-config`."""
+    """How a model turns hidden states into vectors or scores, according to its files and `--pooler-config`."""
 
     convert: Conversion
-    """"embed": its hidden states are the result; "classify": a classification head computes it from them."""
+    """"embed": the hidden states are the result. "classify": a classification head computes it from them."""
     pooling: PoolingType
-    """Of the tasks that have one result for a prompt; "all", "step": there is none, only those for each token."""
+    """Pooling of tasks with one result per prompt. "all" and "step" mean that there are no such tasks, only results per
+    token."""
     token_pooling: PoolingType = "all"
-    """Of the tasks that have one for each token: "all" or "step"."""
+    """Pooling of tasks with one result per token: "all" or "step"."""
     is_causal: bool = True
-    """False: a token attends to those after it too. Prompts are then computed whole, and nothing is shared between
+    """False if tokens also attend to later tokens. Prompts are then computed in one step, and nothing is shared between
     them."""
     normalize: bool = True
-    """Embeddings have length 1, unless a request says otherwise."""
+    """Whether embeddings are normalized to length 1, unless a request says otherwise."""
     activation: Activation = "identity"
-    """Of class scores, unless a request says otherwise."""
+    """Activation of class scores, unless a request says otherwise."""
     num_labels: int = 0
-    """Classes; 0: the model has no classification head."""
+    """Number of classes; 0 if the model has no classification head."""
     num_segments: int = 1
-    """Kinds of token (BERT's token types) that the model tells apart: 2: those of a second text in a pair."""
+    """Number of token types (as in BERT) that the model distinguishes; 2 if it distinguishes the second text of a
+    pair."""
     score_token_ids: tuple[int, ...] = ()
-    """Two tokens, such as "no" and "yes": the logit of the second one minus that of the first is the only class score.
-    (): there is a head of its own."""
+    """Two tokens, such as "no" and "yes". The only class score is the logit of the second one minus that of the first.
+    Empty if the model has a classification head."""
     dense: tuple[DenseLayer, ...] = ()
-    """Applied to pooled vectors, in order, before they are normalized."""
+    """Layers applied to pooled vectors, in order, before normalization."""
     dimensions: tuple[int, ...] | None = None
-    """The lengths to which a vector may be cut (Matryoshka); (): any length; None: it cannot be cut."""
+    """The lengths to which a vector may be truncated (Matryoshka). Empty if any length is valid, None if none is."""
     step_tag_id: int | None = None
-    """The token whose positions "step" takes, unless a request names another one."""
+    """The token at whose positions "step" pools, unless a request names another one."""
     returned_token_ids: tuple[int, ...] = ()
-    """The class scores that "step" returns; (): all."""
+    """The class scores that "step" returns. Empty for all."""
     task: PoolingTask | None = None
-    """What requests get that do not name a task; None: the usual one."""
+    """The task of requests that name none. None for the default task."""
     default_dimensions: int = 0
-    """The length of an embedding, unless a request says otherwise; 0: that of the model's vectors."""
+    """The length of an embedding, unless a request says otherwise; 0 for the length of the model's vectors."""
     max_seq_length: int = 0
-    """The default of `max_model_len`, in tokens; 0: all positions of the model."""
+    """The default of `max_model_len` in tokens; 0 for all positions of the model."""
     appends_eos: bool = False
-    """Texts end with the EOS token."""
+    """Whether texts end with the EOS token."""
     pads_texts: bool = False
-    """Texts are filled up to the longest one that the model reads with padding, which other tokens attend to: the
-    model was trained so."""
+    """Whether texts are padded to the maximum length, with padding that other tokens attend to, as in training."""
     lowers_case: bool = False
-    """Texts are tokenized in lower case."""
+    """Whether texts are lowercased before tokenization."""
     prompts: dict[str, str] = {}
-    """What is put before a text, by the name of its purpose, such as "query"."""
+    """Prefixes for texts, by the name of their purpose, such as "query"."""
     default_prompt: str | None = None
-    """The name that Sentence Transformers would take if none is given."""
+    """Name of the prefix that Sentence Transformers would use by default."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """What requests may ask for, the usual task first. A model trained for tokens has no result for a prompt."""
+        """The tasks that requests may select, the default first. A model trained for tokens has no result per
+        prompt."""
         tasks = TASKS_OF[self.convert]
         if self.pooling in ("all", "step"):
             tasks = tuple(task for task in tasks if task in TOKEN_TASKS)

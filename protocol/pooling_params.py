@@ -1,4 +1,4 @@
-"""`PoolingParams`: what a caller asks of a pooling model. What is sent to the engine is `params.PoolingSpec`."""
+"""`PoolingParams`: a caller's parameters for a pooling model. `params.PoolingSpec` is the form sent to the engine."""
 
 from typing import Any, Literal
 
@@ -9,24 +9,25 @@ from octavo.protocol.pooling import POOLING_TASKS, PoolingTask
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
-    """What to compute of a prompt instead of tokens, with the field names and meanings of vLLM's `PoolingParams`."""
+    """What to compute for a prompt instead of tokens, with the field names and semantics of vLLM's `PoolingParams`."""
 
     use_activation: bool | None = None
-    """Normalize embeddings, apply the activation to class scores. None: as the model does."""
+    """Whether to normalize embeddings and apply the activation to class scores. None for the model's default."""
     dimensions: int | None = None
-    """Cut embeddings to so many numbers (Matryoshka). None: as `--pooler-config` says, else all."""
+    """Length to which embeddings are truncated (Matryoshka). None for the default of `--pooler-config`, else all
+    values."""
     step_tag_id: int | None = None
-    """With step pooling: the token at whose positions there are results. None: the model's own."""
+    """With step pooling: the token at whose positions results are returned. None for the model's default."""
     returned_token_ids: list[int] | None = None
-    """With step pooling: the class scores that are returned. None: as `--pooler-config` says, else all."""
+    """With step pooling: the class scores to return. None for the default of `--pooler-config`, else all."""
     task: PoolingTask | None = None
-    """None: the model's usual one."""
+    """None for the model's default task."""
     skip_reading_prefix_cache: bool | None = None
-    """None: only if the result needs the hidden states of all tokens."""
+    """If None, only if the result needs the hidden states of all tokens."""
     truncate_prompt_tokens: int | None = None
-    """Cut longer prompts to so many tokens, -1: to `max_model_len`. None: they are rejected."""
+    """Truncate longer prompts to this many tokens; -1 for `max_model_len`. If None, they are rejected."""
     truncation_side: Literal["left", "right"] = "right"
-    """Where they are cut."""
+    """The side on which they are truncated."""
     normalize: bool | None = None
     """Older name of `use_activation`."""
 

@@ -1,7 +1,8 @@
-"""Hashes of the content of KV blocks: chained, equal exactly when the whole prefix is equal.
+"""Chained hashes of the contents of KV blocks: equal exactly if the complete prefixes are equal.
 
-The core finds blocks by them, and frontends find the engine that has a prompt's blocks. The hash is a cryptographic one
-and independent of the process: a tenant must not be able to make a prompt that collides with another's.
+The core finds blocks by their hashes, and frontends find the engine that has a prompt's blocks. The hash is
+cryptographic and independent of the process: a tenant must not be able to construct a prompt that collides with
+another.
 """
 
 import hashlib
@@ -21,25 +22,25 @@ ROOT_HASH = bytes(HASH_BYTES)
 """The parent of a sequence's first block."""
 
 SPAN_TOKENS = 64
-"""Frontends compare prefixes in spans of this many tokens, or of a block if that is longer."""
+"""Frontends compare prefixes in spans of this many tokens, or of one block if that is longer."""
 
 SHORT_HASH_BYTES = 8
-"""The part of a hash that frontends get: enough to choose an engine, where a collision costs only time."""
+"""The part of a hash that frontends receive: enough to choose an engine, where a collision only costs time."""
 
 
 def span_blocks(block_size: int) -> int:
-    """Return how many blocks of this size are a span."""
+    """Return how many blocks of this size form a span."""
     return max(1, SPAN_TOKENS // block_size)
 
 
 def short_state_hash(block_hash: bytes) -> bytes:
-    """Return what frontends get for a recurrent state after a block: the complement of the block's short hash."""
+    """Return what frontends receive for a recurrent state after a block: the complement of the block's short hash."""
     return bytes([byte ^ 0xFF for byte in block_hash[:SHORT_HASH_BYTES]])
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraKey:
-    """Something other than token ids that determines a sequence's KV, from some position on."""
+    """Something other than token ids that determines a sequence's KV from some position on."""
 
     position: int
     kind: str
@@ -47,7 +48,7 @@ class ExtraKey:
 
 
 def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
-    """Return what keeps equal tokens of different requests apart, in order of position.
+    """Return what distinguishes equal tokens of different requests, in order of position.
 
     Every feature whose KV depends on more than token ids adds its key here, and nowhere else.
     """
@@ -66,12 +67,13 @@ def hash_block(parent: bytes, token_ids: "array[int]", start: int, extra_keys: t
     """Return the hash of a full block.
 
     Args:
-        parent: the hash of the block before, `ROOT_HASH` for the first.
-        token_ids: of the block.
+        parent: hash of the previous block; `ROOT_HASH` for the first block.
+        token_ids: token ids of the block.
         start: the block's first position in the sequence.
-        extra_keys: of the whole sequence. Those inside the block enter its hash, and through the chain all later ones.
+        extra_keys: extra keys of the complete sequence. Keys inside the block enter its hash, and all later hashes
+            through the chain.
     """
-    # perf: the core calls this for each block, and a call of `hash_last_block` would take as long as the hash.
+    # perf: called by the core for each block. Calling `hash_last_block` would take as long as the hash itself.
     content = parent + token_ids.tobytes()
     if extra_keys:
         content += _packed_keys(extra_keys, start, len(token_ids))
@@ -82,11 +84,11 @@ def hash_last_block(parent: bytes, data: bytes, start: int, block_size: int, ext
     """Return the hash of the last of several full blocks.
 
     Args:
-        parent: the hash of the block before the first one.
-        data: the token ids of the blocks as bytes.
-        start: the first block's first position in the sequence.
+        parent: hash of the block before the first one.
+        data: token ids of the blocks as bytes.
+        start: first position of the first block in the sequence.
         block_size: tokens per block.
-        extra_keys: of the whole sequence.
+        extra_keys: extra keys of the complete sequence.
     """
     size = block_size * ID_BYTES
     for offset in range(0, len(data), size):
@@ -102,7 +104,7 @@ _position = attrgetter("position")
 
 
 def _packed_keys(extra_keys: tuple[ExtraKey, ...], start: int, block_size: int) -> bytes:
-    """Return what the extra keys inside a block add to its content."""
+    """Return what the extra keys inside a block add to its hashed content."""
     end = start + block_size
     first = bisect_left(extra_keys, start, key=_position)
     last = bisect_left(extra_keys, end, first, key=_position)

@@ -7,14 +7,14 @@ from pathlib import Path
 _PR_SET_NAME = 15
 _MAX_NAME_BYTES = 15
 _ARG_START, _ARG_END = 45, 46
-"""Fields of /proc/PID/stat after the name: where the kernel reads the arguments that `ps` shows."""
+"""Fields of /proc/PID/stat after the name: where the kernel reads the arguments shown by `ps`."""
 
 
 def set_process_title(kind: str, name: str) -> None:
-    """Show this process as `octavo KIND NAME` (Linux only). Call before it starts threads, which inherit the name.
+    """Show this process as `octavo KIND NAME` (Linux only). Call it before starting threads, which inherit the name.
 
-    `top` and `ps -e` show at most 15 bytes: of a longer title only the first letter of the kind. Arguments from `-m` on
-    stay, because tools find processes by their module.
+    `top` and `ps -e` show at most 15 bytes; if the title is longer, the kind is abbreviated to its first letter.
+    Arguments from `-m` on stay, because tools find processes by their module.
     """
     if sys.platform != "linux":
         return

@@ -1,6 +1,6 @@
-"""Prompt embeddings: rows that take the place of token embeddings at some positions of a prompt.
+"""Prompt embeddings: rows that replace token embeddings at some positions of a prompt.
 
-The frontend converts and hashes them; the core passes on those that a step computes, without a look at the numbers.
+The frontend converts and hashes them. The core passes on the rows that a step computes, without reading their values.
 """
 
 import hashlib
@@ -13,30 +13,30 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import SlotId, TokenId
 
 PLACEHOLDER: TokenId = 0
-"""Stands in lists of token ids where a row is given, and means nothing there."""
+"""Stands for a given row in lists of token ids, and has no meaning there."""
 
 DIGEST_ROWS = 16
-"""Rows that share a digest. Two prompts share the cached blocks of equal rows up to a multiple of this number."""
+"""Number of rows that share a digest. Prompts share the cached blocks of equal rows up to a multiple of this number."""
 
 _DIGEST_BYTES = 32
 
 Span = tuple[int, int]
-"""The first position of consecutive rows in the prompt, and their number."""
+"""First position of consecutive rows in the prompt, and their number."""
 
 
 class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The rows of one prompt. A position without a row has a token."""
 
     spans: list[Span]
-    """In order of position; they do not overlap."""
+    """Spans in order of position, without overlap."""
     data: Buffer
-    """All rows, one after another: numbers in the type of the model, little-endian."""
+    """All rows, concatenated: little-endian values in the data type of the model."""
     digests: list[bytes]
-    """Hashes of `DIGEST_ROWS` rows each, of each span in turn; the last one of a span may be of fewer."""
+    """Hashes of `DIGEST_ROWS` rows each, for each span in turn. The last one of a span may cover fewer rows."""
 
     @classmethod
     def pack(cls, spans: Sequence[Span], data: bytes | bytearray | memoryview) -> "PromptEmbeds":
-        """Return the rows with their digests. Reads all of `data`, which is not copied."""
+        """Return the rows with their digests. Reads all of `data`, but does not copy it."""
         view = memoryview(data).cast("B")
         size = len(view) // sum([num_rows for _, num_rows in spans])
         digests, first = [], 0
@@ -50,18 +50,18 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     @classmethod
     def join(cls, parts: "Sequence[tuple[int, PromptEmbeds]]") -> "PromptEmbeds":
-        """Return the rows of several parts, each moved to the right by a number of positions."""
+        """Return the rows of several parts, each shifted right by a number of positions."""
         spans = [(start + position, num_rows) for start, part in parts for position, num_rows in part.spans]
         data = b"".join([part.data.data for _, part in parts])
         return cls(spans, Buffer(data), [digest for _, part in parts for digest in part.digests])
 
     @property
     def num_rows(self) -> int:
-        """Rows of all spans."""
+        """Number of rows of all spans."""
         return sum([num_rows for _, num_rows in self.spans])
 
     def positions(self) -> Iterable[tuple[int, bytes]]:
-        """Iterate over pairs of a position and the digest of the rows from there on."""
+        """Pairs of a position and the digest of the rows from there on."""
         starts = [position + row for position, num_rows in self.spans for row in range(0, num_rows, DIGEST_ROWS)]
         return zip(starts, self.digests, strict=True)
 
@@ -70,7 +70,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
         return tokens_beside(self.spans, token_ids)
 
     def fault(self, num_prompt_tokens: int, num_row_bytes: int) -> str | None:
-        """Return why these cannot be the rows of a prompt of so many positions; None: they can."""
+        """Return why these cannot be the rows of a prompt with this many positions. Return None if they can."""
         ends = [(0, 0), *self.spans, (num_prompt_tokens, 0)]
         if not self.spans or any(num_rows < 1 for _, num_rows in self.spans):
             return "a span of prompt_embeds has no rows"
@@ -86,12 +86,12 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class StepEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The given rows that one step computes."""
+    """The given rows that one step uses."""
 
     places: list[tuple[SlotId, int, int]]
     """Slot, first position, and number of rows."""
     data: Buffer
-    """All rows, one after another."""
+    """All rows, concatenated."""
 
 
 class StepEmbedsBuilder:
@@ -102,7 +102,7 @@ class StepEmbedsBuilder:
         self._parts: list[memoryview] = []
 
     def add(self, slot: SlotId, rows: PromptEmbeds, start: int, end: int) -> None:
-        """Take the rows at positions [start, end) of a request."""
+        """Add the rows at positions [start, end) of a request."""
         data, first = memoryview(rows.data.data).cast("B"), 0
         size = len(data) // rows.num_rows
         for position, num_rows in rows.spans:
@@ -113,7 +113,7 @@ class StepEmbedsBuilder:
             first += num_rows
 
     def build(self) -> StepEmbeds | None:
-        """Return what was collected; None: nothing."""
+        """Return the collected rows. Return None if there are none."""
         if not self._places:
             return None
         return StepEmbeds(self._places, Buffer(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)))

@@ -4,7 +4,7 @@ The core writes a few numbers into a small memory-mapped file in its private dir
 asking the core, so `/health` is correct even while the core hangs.
 
 There is no lock, so every value is written by a single store. `struct.pack_into` would clear the value first, and a
-reader at that moment would see a core that has not beaten since the machine was started.
+reader at that moment would see a core that has not beaten since the machine was booted.
 """
 
 import mmap
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SIZE = 16
-"""A float of 8 bytes: monotonic seconds of the last beat, negative if the core was idle. Then two flags."""
+"""8-byte float: monotonic seconds of the last beat, negative if the core was idle. Then two flags."""
 
 _HAS_PROGRESSED, _IS_ISOLATING = 8, 9
-"""Offsets: whether any request has got a token; whether requests run in isolation."""
+"""Offsets: whether any request has received a token; whether requests run in isolation."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Pulse:
     age_s: float
     """Seconds since the last beat."""
     has_work: bool
-    """True if a step was in flight or planned at that beat; an idle core does not beat."""
+    """Whether a step was in flight or planned at that beat. An idle core does not beat."""
     has_progressed: bool = False
-    """True once any request has got a token from this core."""
+    """True once any request has received a token from this core."""
     is_isolating: bool = False
     """True while requests that may have crashed a core run in isolation."""
 
     def is_stalled(self, deadline_s: float) -> bool:
-        """True if the core had work and has not finished a step for `deadline_s` seconds."""
+        """Return whether the core had work and has not finished a step for `deadline_s` seconds."""
         return self.has_work and self.age_s > deadline_s
 
 
@@ -48,12 +48,12 @@ class PulseWriter:
         self.beat(has_work=False)
 
     def beat(self, *, has_work: bool) -> None:
-        """Record that the loop is alive now; called around every step and before every wait."""
+        """Record that the loop is alive now. Called around every step and before every wait."""
         now = time.monotonic()
         self._seconds[0] = now if has_work else -now
 
     def note_progress(self) -> None:
-        """Record that a request has got a token."""
+        """Record that a request has received a token."""
         self._memory[_HAS_PROGRESSED] = True
 
     def note_isolation(self, *, is_isolating: bool) -> None:
@@ -61,7 +61,7 @@ class PulseWriter:
         self._memory[_IS_ISOLATING] = is_isolating
 
     def close(self) -> None:
-        """Unmap; the file stays until its directory is removed."""
+        """Unmap the file, which stays until its directory is removed."""
         self._seconds.release()
         self._memory.close()
 

@@ -1,4 +1,4 @@
-"""Connects a process to a Ray cluster. Ray is an extra: this imports it when it is asked to connect."""
+"""Connects a process to a Ray cluster. Ray is an optional extra, imported only here when connecting."""
 
 import logging
 import signal
@@ -39,13 +39,13 @@ def connect_to_ray() -> Any:
             f"there is no Ray cluster: {error}", phase=_PHASE, hint="ray start --head, or set RAY_ADDRESS"
         ) from error
     finally:
-        for number, handler in handlers.items():  # Ray's would end this process without draining
+        for number, handler in handlers.items():  # Ray's handlers would end this process without draining
             signal.signal(number, handler)
     return ray
 
 
 def node_name() -> str:
-    """Return the name of the node that this process of Ray runs on, for messages."""
+    """Return the name of the node on which this Ray process runs, for messages."""
     import ray
 
     return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"

@@ -1,6 +1,6 @@
-"""When an output repeats itself: `RepetitionDetectionParams`, the caller's, and `RepetitionSpec`, the core's.
+"""Repetition detection: `RepetitionDetectionParams` from the caller, and `RepetitionSpec` for the core.
 
-Looks at no output: that is `core_proc/scheduler/repetition.py`.
+The search itself is in `core_proc/scheduler/repetition.py`.
 """
 
 import msgspec
@@ -14,34 +14,34 @@ _FIELD = "repetition_detection"
 
 
 class RepetitionSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Ends a sequence whose last tokens repeat a pattern `min_count` times; nothing is left open."""
+    """Ends a sequence whose last tokens repeat a pattern `min_count` times. Completely resolved."""
 
     min_pattern_size: int
-    """Tokens, at least 1."""
+    """In tokens; at least 1."""
     max_pattern_size: int
     min_count: int
     """At least 2."""
 
     @property
     def fault(self) -> str:
-        """What is wrong with it, "" if nothing is."""
+        """Why this is invalid. Empty if it is valid."""
         if not 1 <= self.min_pattern_size <= self.max_pattern_size <= MAX_PATTERN_SIZE:
             return f"pattern sizes must be from 1 to {MAX_PATTERN_SIZE}, and min_pattern_size at most max_pattern_size"
         return "" if self.min_count >= 2 else f"min_count must be at least 2, got {self.min_count}"
 
 
 class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
-    """Ends an output that repeats itself with finish reason "repetition"; names and meanings are vLLM's."""
+    """Ends an output that repeats itself, with finish reason "repetition". Names and semantics are vLLM's."""
 
     max_pattern_size: int = 0
-    """Longest pattern to look for, in tokens; 0: look for none."""
+    """Longest pattern to look for, in tokens; 0 disables the detection."""
     min_pattern_size: int = 0
-    """Shortest one; 0 means 1."""
+    """Shortest pattern to look for; 0 means 1."""
     min_count: int = 0
     """How many times in a row the pattern must occur at the end of the output."""
 
     def spec(self) -> RepetitionSpec | None:
-        """Return the form for the core; None: repetition is not detected.
+        """Return the form for the core. Return None if repetition is not detected.
 
         Raises:
             InvalidRequestError: a size or the count is out of range.

@@ -1,16 +1,17 @@
-"""When a crashed process is restarted, and when to give up. Starts nothing, and has no clock."""
+"""Decides when a crashed process is restarted, and when to give up. Starts nothing, and reads no clock."""
 
 from dataclasses import dataclass
 
 MAX_RESTARTS = 8
-"""Default limit of restarts in a row without progress in between."""
+"""Default limit of consecutive restarts without progress in between."""
 
 LONG_LIFE_S = 60.0
-"""A crash after being ready for this long counts as a new failure, even if the process had no work meanwhile."""
+"""A crash after being ready for this many seconds counts as a new failure, even if the process had no work
+meanwhile."""
 
 MAX_ISOLATED_CRASHES = 64
-"""Crashes in a row while requests ran in isolation (`protocol/crash_bisection.py`). Each narrows the search, so it
-does not count as a failed restart. Beyond this many, the process itself must be at fault."""
+"""Most consecutive crashes while requests ran in isolation (`protocol/crash_bisection.py`). Each one narrows the
+search, so it does not count as a failed restart. Beyond this many, the process itself must be at fault."""
 
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 10.0
@@ -18,16 +19,17 @@ MAX_DELAY_S = 10.0
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What to do about a failure."""
+    """The reaction to a failure."""
 
     delay_s: float
-    """Delay before the next start."""
+    """Seconds until the next start."""
     is_hopeless: bool
-    """True: do not start again."""
+    """Whether to give up."""
 
 
 class RestartPolicy:
-    """Counts failures since the last progress: restart at once after the first, with exponential backoff after that.
+    """Counts failures since the last progress: restarts at once after the first, and with exponential backoff after
+    that.
 
     Args:
         max_restarts: give up after this many restarts without progress.
@@ -36,13 +38,13 @@ class RestartPolicy:
     def __init__(self, max_restarts: int = MAX_RESTARTS) -> None:
         self._max_restarts = max_restarts
         self.num_failures = 0
-        """Since the last progress, not counting crashes in isolation."""
+        """Number of failures since the last progress, not counting crashes in isolation."""
         self._num_isolated_crashes = 0
         self._first_cause = ""
 
     @property
     def root_cause(self) -> str:
-        """Cause of the first failure since the last progress; later ones may only be symptoms."""
+        """Cause of the first failure since the last progress. Later ones may only be symptoms."""
         num_failures = self.num_failures + self._num_isolated_crashes
         if num_failures < 2:
             return self._first_cause
@@ -53,7 +55,7 @@ class RestartPolicy:
 
         Args:
             cause: for the log and the error message.
-            is_isolated: it ran only requests in isolation.
+            is_isolated: whether the process ran only requests in isolation.
         """
         if self.num_failures + self._num_isolated_crashes == 0:
             self._first_cause = cause

@@ -1,4 +1,4 @@
-"""`Parameter`: what a row of the table of sampling parameters says, and the checks of values against it."""
+"""`Parameter`: a row of the table of sampling parameters, and checks of values against it."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -10,20 +10,20 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 class Stage(Enum):
-    """Where a parameter acts, in the order of a request's life."""
+    """Where a parameter takes effect, in the order of a request's life."""
 
     REQUEST = "request"
-    """In the frontend: how many sequences there are, and how they are shown."""
+    """In the frontend: how many sequences there are, and how they are returned."""
     LOGITS = "logits"
-    """Changes logits before the temperature divides them."""
+    """Changes logits before they are divided by the temperature."""
     FILTER = "filter"
-    """Rules tokens out by their probability."""
+    """Excludes tokens by their probability."""
     DRAW = "draw"
-    """Decides which of the remaining tokens is drawn."""
+    """Decides which of the remaining tokens is sampled."""
     STOP = "stop"
     """Decides when the sequence ends."""
     REPORT = "report"
-    """Decides what is reported beside a token."""
+    """Decides what is reported with a token."""
 
 
 class Kind(Enum):
@@ -49,31 +49,31 @@ class Parameter:
     stage: Stage
     default: Any = None
     is_optional: bool = False
-    """Whether None is a value although it is not the default."""
+    """Whether None is valid although it is not the default."""
     minimum: float | None = None
-    """None: no bound."""
+    """Lower bound. None if there is no bound."""
     maximum: float | None = None
     is_minimum_excluded: bool = False
     max_entries: int | None = None
-    """Of a list."""
+    """Most entries, for a list."""
     engine_range: tuple[float, float] | None = None
-    """What a worker can compute with, both ends included. The core rejects everything else; NaN is in no range."""
+    """Values with which a worker can compute, both ends included. The core rejects all others; NaN is in no range."""
     token_ids: Ids | None = None
-    """Returns the token ids in the value of the `SamplingSpec`, which must lie in the vocabulary."""
+    """Returns the token ids in the value of the `SamplingSpec`, which must be in the vocabulary."""
     is_copied: bool = False
-    """Whether the engine gets the caller's number as it is. `make_spec` computes the others."""
+    """Whether the engine receives the caller's value unchanged. `make_spec` computes the others."""
     is_request_field: bool = False
-    """Whether a field of the HTTP API with this name and meaning sets it."""
+    """Whether an HTTP API field with this name and meaning sets it."""
     columns: tuple[str, ...] = ()
-    """Columns of `kernels.sample.RequestTable` that exist for it: what a device must know."""
+    """Columns of `kernels.sample.RequestTable` that exist for it, for the device."""
     meaning: str = ""
-    """For the documentation."""
+    """Description for the documentation."""
 
     def check(self, value: object) -> None:
         """Check a caller's value against the bounds.
 
         Raises:
-            InvalidRequestError: naming the parameter.
+            InvalidRequestError: the value is invalid; names the parameter.
         """
         if value is None and (self.default is None or self.is_optional):
             return
@@ -88,7 +88,7 @@ class Parameter:
             check_token_ids(self.name, value)
 
     def engine_fault(self, value: Any, vocab_size: int) -> str | None:
-        """Return why a worker cannot compute with the value of a `SamplingSpec`, None if it can."""
+        """Return why a worker cannot compute with the value of a `SamplingSpec`. Return None if it can."""
         if self.engine_range is not None:
             low, high = self.engine_range
             if not low <= value <= high:
@@ -111,7 +111,7 @@ def check_integer(name: str, value: object, low: float | None, high: float | Non
     """Check that a value is an integer in a range.
 
     Raises:
-        InvalidRequestError: naming the parameter.
+        InvalidRequestError: it is not; names the parameter.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
@@ -124,7 +124,7 @@ def check_number(
     """Check that a value is a finite number in a range.
 
     Raises:
-        InvalidRequestError: naming the parameter.
+        InvalidRequestError: it is not; names the parameter.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
@@ -137,9 +137,9 @@ def check_token_ids(name: str, token_ids: Collection[int]) -> None:
     """Check that values are token ids.
 
     Raises:
-        InvalidRequestError: naming the parameter and the first wrong one.
+        InvalidRequestError: names the parameter and the first invalid value.
     """
-    # perf: with a call for each of a hundred thousand, one request would hold up all others.
+    # perf: with a call for each of a hundred thousand ids, one request would delay all others.
     if token_ids and not (set(map(type, token_ids)) == {int} and min(token_ids) >= 0):
         for token_id in token_ids:
             check_integer(name, token_id, 0, None)

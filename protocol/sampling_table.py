@@ -1,7 +1,7 @@
-"""One row for each sampling parameter: its bounds, default and stage, and what the engine needs to apply it.
+"""One row per sampling parameter: its bounds, default and stage, and what the engine needs to apply it.
 
-`SamplingParams` checks its fields against these rows, the core its `SamplingSpec`, and the HTTP schemas and
-docs/sampling-parameters.md show them. docs/sampling.md says how a parameter is added. Holds no values of requests.
+`SamplingParams` and the core check values against these rows. The HTTP schemas and docs/sampling-parameters.md are
+generated from them. docs/sampling.md describes how to add a parameter. Contains no values of requests.
 """
 
 import sys
@@ -12,7 +12,7 @@ from octavo.protocol.speech_rules import SpeechRules
 
 MAX_N = 16384
 MAX_TOKEN_IDS = 2**18
-"""Longest list of token ids other than a prompt; no vocabulary is larger."""
+"""Longest list of token ids other than a prompt. No vocabulary is larger."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STREAM_INTERVAL = 2**31 - 1
 
@@ -28,7 +28,7 @@ def _biased(bias: Collection[tuple[int, float]]) -> Collection[int]:
 
 
 def _flattened(words: Collection[Collection[int]]) -> Collection[int]:
-    # An empty word is as wrong as a token that does not exist.
+    # An empty word is as invalid as a token that does not exist.
     return [token_id for word in words for token_id in word or (-1,)]
 
 

@@ -6,7 +6,7 @@ from octavo.protocol.ids import RequestId
 from octavo.protocol.stats import EngineStats
 
 MAX_REQUESTS = 256
-"""Most requests in one snapshot: the first ones in the order in which they are served."""
+"""Most requests in one snapshot: the first ones in service order."""
 
 BLOCK_FREE = 0
 BLOCK_CACHED = 1
@@ -30,19 +30,19 @@ class RequestProgress(msgspec.Struct, array_like=True, gc=False, frozen=True):
     num_blocks: int
     num_preemptions: int
     age_s: float
-    """Since it was queued."""
+    """Seconds since it was queued."""
 
 
 class StepSample(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Size and duration of one step."""
 
     sequence: int
-    """Number of the step, from 0, so that a reader knows which steps are new."""
+    """Number of the step, from 0, so that a reader can tell which steps are new."""
     num_requests: int
     num_decode_tokens: int
     num_prefill_tokens: int
     elapsed_s: float
-    """In the worker."""
+    """Duration in the worker, in seconds."""
 
 
 class EngineSnapshot(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="snapshot"):
@@ -50,8 +50,8 @@ class EngineSnapshot(msgspec.Struct, array_like=True, gc=False, frozen=True, tag
 
     stats: EngineStats
     requests: list[RequestProgress]
-    """Running ones first, then waiting ones; at most `MAX_REQUESTS`."""
+    """Running requests first, then waiting ones; at most `MAX_REQUESTS`."""
     blocks: bytes
-    """For each block of the KV cache one of the `BLOCK_` constants."""
+    """One of the `BLOCK_` constants for each block of the KV cache."""
     steps: list[StepSample]
-    """The latest ones, oldest first."""
+    """The latest steps, oldest first."""

@@ -1,32 +1,33 @@
-"""`SpeechRules`: which tokens a model that transcribes speech may draw next, depending on what it has drawn."""
+"""`SpeechRules`: which tokens a speech-to-text model may generate next, depending on its previous tokens."""
 
 from typing import Literal, TypeAlias
 
 import msgspec
 
 SpeechMode: TypeAlias = Literal["text", "timestamps"]
-"""What a caller asks for: text alone, or segments of text between timestamps."""
+"""What a caller requests: text alone, or segments of text between timestamps."""
 
 
 class SpeechRules(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The rules of one request, as the model's files have them.
+    """The rules of one request, according to the model's files.
 
-    With timestamps, the first token is one. A timestamp ends a segment, and the next one begins another; they never
-    decrease, and text is ruled out where all timestamps together are likelier than the likeliest text token.
+    With timestamps, the first token is a timestamp. A timestamp ends a segment, and the next one begins another.
+    Timestamps never decrease. Text is excluded if all timestamps together are more likely than the most likely text
+    token.
     """
 
     suppressed: tuple[int, ...]
-    """Never drawn."""
+    """Tokens that are never generated."""
     suppressed_first: tuple[int, ...]
-    """Not drawn as the first token."""
+    """Tokens that are not generated first."""
     end: int
-    """Ends the text. Tokens before it are text; special tokens and timestamps are behind it."""
+    """The token that ends the text. Lower ids are text; higher ids are special tokens and timestamps."""
     first_timestamp: int = 0
-    """The token of 0 seconds, behind all others; 0: there are no rules of timestamps."""
+    """The token of 0 seconds, the lowest timestamp id; 0 if there are no timestamp rules."""
     max_initial_timestamp: int = -1
-    """The first timestamp is at most this many steps after `first_timestamp`; -1: any."""
+    """The first timestamp is at most this many steps after `first_timestamp`; -1 for no limit."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens that the rules name."""
+        """All token ids in the rules."""
         return (*self.suppressed, *self.suppressed_first, self.end, self.first_timestamp)

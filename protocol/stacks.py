@@ -1,4 +1,4 @@
-"""Stack dumps of every thread of a process, written to its log on request: to diagnose an engine that hangs.
+"""Stack dumps of every thread of a process, written to its log on request, to diagnose an engine that hangs.
 
 A process dumps its stacks even while it cannot run Python code, because a C signal handler writes them. Linux only:
 child processes are found in /proc.
@@ -14,20 +14,20 @@ from pathlib import Path
 DUMP_SIGNAL = signal.SIGUSR1
 
 STANDARD_ERROR = 2
-"""The file descriptor itself: the object in `sys.stderr` may have none."""
+"""The file descriptor itself, because the object in `sys.stderr` may have none."""
 
 _STOPPED_STATES = "Tt"
-"""States in /proc/PID/stat: stopped by a signal, by a debugger."""
+"""States in /proc/PID/stat: stopped by a signal, or by a debugger."""
 
 
 def enable_dumps() -> None:
-    """Handle `DUMP_SIGNAL` from now on: write the stacks of all threads to standard error."""
+    """Handle `DUMP_SIGNAL` from now on by writing the stacks of all threads to standard error."""
     faulthandler.register(DUMP_SIGNAL, file=STANDARD_ERROR, all_threads=True, chain=False)
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A process as /proc describes it."""
+    """A process as described by /proc."""
 
     pid: int
     name: str
@@ -35,22 +35,22 @@ class ProcessInfo:
     state: str
     """The letter in /proc/PID/stat: R running, S sleeping, D waiting for a device, T stopped."""
     handles_dump: bool
-    """Whether it handles `DUMP_SIGNAL`; any other process would be killed by it."""
+    """Whether it handles `DUMP_SIGNAL`, which would kill any other process."""
 
     @property
     def is_stopped(self) -> bool:
-        """True when it cannot run until it is continued."""
+        """True if it cannot run until it is continued."""
         return self.state in _STOPPED_STATES
 
     def request_dump(self) -> None:
-        """Have it write its stacks, if it handles the signal."""
+        """Make the process write its stacks, if it handles the signal."""
         if self.handles_dump:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, DUMP_SIGNAL)
 
 
 def process_tree(root: int) -> list[ProcessInfo]:
-    """Return a process and all its descendants, parents first, without those that exit meanwhile."""
+    """Return a process and all its descendants, parents first. Processes that exit meanwhile are omitted."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

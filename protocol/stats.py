@@ -1,4 +1,4 @@
-"""Counters and gauges that cross a process boundary. Counters never decrease: a reader takes differences."""
+"""Counters and gauges that cross a process boundary. Counters never decrease: readers compute differences."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,72 +17,72 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     num_blocks: int = 0
     num_free_blocks: int = 0
     prefix_cache_queries: int = 0
-    """Prompt tokens looked up."""
+    """Number of prompt tokens looked up."""
     prefix_cache_hits: int = 0
-    """Prompt tokens found."""
+    """Number of prompt tokens found."""
     num_preemptions: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens computed or taken from the cache."""
+    """Number of prompt tokens computed or taken from the cache."""
     generation_tokens: int = 0
     num_steps: int = 0
-    """Of a plan of several decode steps those that were made."""
+    """Number of executed steps, including each step of a multi-step plan."""
     step_tokens: int = 0
-    """Tokens scheduled over all steps."""
+    """Number of tokens scheduled over all steps."""
     malformed_frames: int = 0
     worker_failures: dict[str, int] = {}
-    """Number of times that the workers were lost, or could not be restarted, by cause."""
+    """How often the workers were lost or could not be restarted, by cause."""
     requests_resumed: int = 0
-    """Requests that continued after their workers were lost."""
+    """Number of requests that continued after their workers were lost."""
     last_worker_pause_s: float = 0.0
     """Seconds from the latest loss of workers until new ones could compute."""
     num_deferred: int = 0
-    """Those of `num_waiting` that do not wait for capacity: a grammar is compiled, or they are in quarantine."""
+    """Number of requests in `num_waiting` that do not wait for capacity, but for a grammar or in quarantine."""
     corrupted_requests: int = 0
-    """Requests that failed because the model's logits were not finite."""
+    """Number of requests that failed because the model's logits were not finite."""
     num_recomputed_tokens: int = 0
-    """Tokens computed again after a preemption, or after workers were lost."""
+    """Number of tokens recomputed after a preemption or a loss of workers."""
     running_adapters: list[str] = []
     """Names of the LoRA adapters of running requests."""
     waiting_adapters: list[str] = []
-    """Those of waiting requests."""
+    """Names of the LoRA adapters of waiting requests."""
     spec_decode_num_drafts: int = 0
-    """Speculative decoding: times that tokens of a request were drafted and verified."""
+    """Speculative decoding: how often tokens of a request were drafted and verified."""
     spec_decode_num_draft_tokens: int = 0
-    """Tokens drafted."""
+    """Number of drafted tokens."""
     spec_decode_num_accepted_tokens: int = 0
-    """Those of them that were right, and so were all before them."""
+    """Number of accepted draft tokens."""
     spec_decode_accepted_per_pos: dict[int, int] = {}
-    """The same by the number of drafts before them in their step."""
+    """Number of accepted draft tokens by their index within a draft."""
     external_prefix_cache_queries: int = 0
-    """Prompt tokens that were not in the cache and were looked up in host memory."""
+    """Prompt tokens that were not in the cache and were looked up in host memory or files."""
     external_prefix_cache_hits: int = 0
-    """Prompt tokens found there; they are not among `prefix_cache_hits`."""
+    """Prompt tokens found there. They are not counted in `prefix_cache_hits`."""
     num_host_blocks: int = 0
-    """Blocks in host memory; 0: the engine keeps none there."""
+    """Number of blocks in host memory; 0 if the engine keeps none there."""
     num_offloaded_blocks: int = 0
-    """Those with a content."""
+    """Number of blocks in host memory with contents."""
     kv_offload_stored_bytes: int = 0
-    """Copied to host memory, by all workers."""
+    """Bytes copied to host memory by all workers."""
     kv_offload_loaded_bytes: int = 0
-    """Copied back."""
+    """Bytes copied back from host memory by all workers."""
     kv_transfer_saved_bytes: int = 0
-    """Of blocks that were kept for other engines, in all workers."""
+    """Bytes of blocks kept for other engines, all workers together."""
     kv_transfer_loaded_bytes: int = 0
-    """Of blocks that came from other engines."""
+    """Bytes of blocks received from other engines, all workers together."""
     encoder_cache_queries: int = 0
-    """Times that steps needed an image or another item of media, once for each chunk of its prompt."""
+    """How often steps needed a media item, counted once per chunk of its prompt."""
     encoder_cache_hits: int = 0
-    """Those whose rows the workers had; the others were encoded."""
+    """How often its rows were cached. In the other cases it was encoded."""
     encoder_tokens: int = 0
-    """Rows of all items that were encoded."""
+    """Number of rows of all encoded items."""
     num_encoder_cache_tokens: int = 0
-    """Rows that the workers have room for; 0: the model reads text only."""
+    """Number of rows for which the workers have room; 0 if the model reads only text."""
     num_cached_encoder_tokens: int = 0
-    """Rows that they keep."""
+    """Number of cached rows."""
     kv_offload_capacity_bytes: int = 0
-    """Host memory for blocks and recurrent states, of all workers."""
+    """Bytes of host memory for blocks and recurrent states, all workers together."""
     kv_offload_used_bytes: int = 0
-    """The part of it with contents."""
+    """Bytes of it that hold contents."""
 
     @property
     def kv_cache_usage(self) -> float:
@@ -91,7 +91,8 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
 
 
 def total(reports: Sequence[EngineStats]) -> EngineStats:
-    """Return the sum of the reports of one or several cores; texts and pauses are those of the first that has one."""
+    """Return the sum of the reports of one or several cores. Texts and pauses are those of the first core that has
+    any."""
     summed = EngineStats()
     for name in EngineStats.__struct_fields__:
         values = [getattr(report, name) for report in reports]
@@ -107,7 +108,7 @@ def total(reports: Sequence[EngineStats]) -> EngineStats:
 
 
 class RequestTimings(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Milestones of one request, in seconds of the core's monotonic clock."""
+    """Milestones of one request, in seconds on the core's monotonic clock."""
 
     queued: float = 0.0
     scheduled: float = 0.0

@@ -1,6 +1,6 @@
 """Structured output: the caller's parameters (`StructuredOutputsParams`) and the form sent to the core (`GrammarSpec`).
 
-Compiles nothing: only the core finds out whether a grammar is valid.
+Compiles nothing: only the core determines whether a grammar is valid.
 """
 
 import json
@@ -15,46 +15,46 @@ MAX_CHOICES = 4096
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Constraint on an output, with the field names and meanings of vLLM's class of this name.
+    """Constraint on an output, with the field names and semantics of vLLM's class of this name.
 
-    Exactly one of the first six fields is set, or none if `max_free_tokens` is. `SamplingParams` verifies it.
+    Exactly one of the first six fields is set, or none if `max_free_tokens` is set. `SamplingParams` verifies it.
     """
 
     json: str | dict[str, Any] | None = None
     """A JSON Schema, as text or as an object."""
     regex: str | None = None
-    """A regular expression that the whole output matches."""
+    """A regular expression that the complete output must match."""
     choice: list[str] | None = None
-    """The texts that the output may be."""
+    """The possible outputs."""
     grammar: str | None = None
     """A context-free grammar in Lark's or llama.cpp's (GBNF) notation."""
     json_object: bool | None = None
-    """True: any JSON object."""
+    """If True, any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
     """Free text with tags whose contents are constrained, as JSON text or as an object."""
     disable_any_whitespace: bool = False
-    """JSON without white space between its tokens."""
+    """Whether JSON has no white space between its tokens."""
     disable_additional_properties: bool = False
-    """Objects have only the properties that the JSON Schema names, unless it says otherwise."""
+    """Whether objects have only the properties named in the JSON Schema, unless it says otherwise."""
     whitespace_pattern: str | None = None
-    """A regular expression for the white space between JSON's tokens. None: any white space."""
+    """A regular expression for the white space between JSON tokens. None for any white space."""
     start_after: str | list[str] | None = None
-    """Text that ends a free prefix, such as "</think>": the constraint applies only after it. Of several texts the
-    first to appear counts. None: the constraint applies from the beginning."""
+    """Text that ends a free prefix, such as "</think>": the constraint applies only after it. Of several texts, the
+    first one to appear counts. If None, the constraint applies from the beginning."""
     max_free_tokens: int | None = None
     """Length limit of the free prefix: after this many tokens without `start_after`, the tokens of its first text are
-    forced. May be set without a constraint: the rest is then free too. None: no limit."""
+    forced. May be set without a constraint: the rest is then free too. None for no limit."""
     param: str | None = None
-    """The caller's name of the constraint, for errors. None: the field's name here."""
+    """The caller's name of the constraint, for errors. None for the name of the field."""
     schemas: dict[str, dict[str, Any]] | None = None
-    """JSON Schemas that the constraint is made of, by the caller's names. If the constraint does not compile, the error
+    """JSON Schemas that make up the constraint, by the caller's names. If the constraint does not compile, the error
     names the first schema that does not compile by itself."""
 
     def verify(self) -> None:
         """Check everything that can be checked without compiling.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: a field is invalid; names it.
         """
         kinds = self.kinds
         self._verify_beginning()
@@ -93,7 +93,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def markers(self) -> list[str]:
-        """The texts of which any ends the free prefix; empty: there is no prefix."""
+        """The texts of which any ends the free prefix. Empty if there is no prefix."""
         if self.start_after is None:
             return []
         return self.start_after if isinstance(self.start_after, list) else [self.start_after]
@@ -130,29 +130,29 @@ class GrammarPart(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The constraint on an output, as the core compiles it."""
+    """The constraint on an output in the form that the core compiles."""
 
     kind: GrammarKind
     text: str
     param: str = "structured_outputs"
-    """The caller's name of this, for error messages."""
+    """The caller's name of the constraint, for error messages."""
     start_after: bytes = b""
     """The output is free up to and including these bytes."""
     parts: tuple[GrammarPart, ...] = ()
-    """If the grammar does not compile, the error names the first of these that does not compile by itself."""
+    """If the grammar does not compile, the error names the first part that does not compile by itself."""
     max_free_tokens: int | None = None
-    """Length limit of the free prefix: after this many tokens those of `start_after` are forced. None: no limit."""
+    """Length limit of the free prefix: after this many tokens, those of `start_after` are forced. None for no limit."""
     start_after_token_ids: tuple[int, ...] = ()
     """The tokens of `start_after`, if `max_free_tokens` is set."""
     other_markers: tuple[bytes, ...] = ()
-    """Other bytes that end the free prefix as `start_after` does."""
+    """Other byte strings that end the free prefix."""
 
 
 def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is not valid; the message says why.
+        ValueError: the text is not valid JSON; the message says why.
     """
     try:
         return json.loads(text)
@@ -197,4 +197,4 @@ _CHECKS = {
     "json_object": _fault_of_flag,
     "structural_tag": _fault_of_object,
 }
-"""For each alternative field, the function that returns what is wrong with a value; "" when nothing is."""
+"""For each alternative field, a function that returns what is wrong with a value, or ""."""

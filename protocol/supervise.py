@@ -1,4 +1,4 @@
-"""The parent's side of a child process: spawn it by module name, receive its control messages, stop it."""
+"""The parent's side of a child process: spawns it by module name, receives its control messages, stops it."""
 
 import contextlib
 import logging
@@ -40,8 +40,8 @@ class ChildExited(OctavoError):
     """A child exited unexpectedly.
 
     Args:
-        name: which child.
-        code: its exit code; minus the signal's number if a signal killed it.
+        name: name of the child.
+        code: its exit code, or the negated signal number if a signal killed it.
         failure: why its start failed, if it could still report that.
     """
 
@@ -53,11 +53,12 @@ class ChildExited(OctavoError):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it may have failed because another process did: it reports an error that is none of ours."""
+        """Whether it may have failed only because another process did: it reports an error that is not one of
+        octavo's."""
         return self.failure is not None and self.failure.error_type not in _STARTUP_ERRORS
 
     def as_startup_error(self, phase: str) -> StartupError:
-        """Return the error that the parent raises if it cannot start because of this."""
+        """Return the error that the parent raises if it cannot start because of this exit."""
         if self.failure is None:
             return StartupError(str(self), phase=phase, hint="its last log lines may say why")
         kind = _STARTUP_ERRORS.get(self.failure.error_type, StartupError)
@@ -70,7 +71,7 @@ class ChildExited(OctavoError):
 
 
 class ProcessHandle(Protocol):
-    """What supervision needs of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that supervision uses."""
 
     @property
     def pid(self) -> int:
@@ -81,7 +82,7 @@ class ProcessHandle(Protocol):
         """The child's standard input."""
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
+        """Return the exit code. Return None while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, once there is one."""
@@ -95,9 +96,9 @@ class ProcessHandle(Protocol):
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Have the processes that are started meanwhile get no SIGINT: Ctrl-C is for their parent.
+    """Block SIGINT in processes started meanwhile: Ctrl-C is meant for their parent.
 
-    They ignore it later anyway, but would end with a traceback if it came before they do.
+    They ignore it later anyway, but would end with a traceback if it arrived before that.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -134,18 +135,19 @@ class Child:
         *,
         leads_group: bool = False,
     ) -> "Child":
-        """Start `python -P -m module` and hand it its launch spec.
+        """Start `python -P -m module` and send it its launch spec.
 
-        The kernel kills the child when the *thread* that called this exits: call it from a thread that
-        lives as long as the child should.
+        The kernel kills the child when the *thread* that called this exits. So call it from a thread that lives as long
+        as the child should.
 
         Args:
             module: e.g. "octavo.core_proc".
             spec: the launch spec of the child.
-            name: for messages: "core", "worker 0".
-            environment: variables to set for the child, in addition to this process's own.
+            name: name for messages: "core", "worker 0".
+            environment: environment variables for the child, in addition to this process's own.
             inherited: file descriptors that the child inherits under the same numbers.
-            leads_group: whether the child leads a process group, so that `close` finds what it leaves behind.
+            leads_group: whether the child leads a process group, so that `close` finds the processes that it leaves
+                behind.
         """
         reader, writer = os.pipe()
         try:
@@ -182,15 +184,15 @@ class Child:
         return self._process.poll() is None
 
     def fileno(self) -> int:
-        """Readable when a control message, or the end of file, can be received."""
+        """Return a descriptor that is readable when a control message, or the end of file, can be received."""
         return self._control_fd
 
     def receive(self, timeout_s: float | None = None) -> ControlMessage | None:
-        """Return the child's next control message, None when none came in time.
+        """Return the child's next control message. Return None if none arrives in time.
 
         A `StartupFailed` is kept for the `ChildExited` that follows it.
 
-        Blocks until: a message comes, the child exits or `timeout_s` is over (None: no limit).
+        Blocks until: a message arrives, the child exits or `timeout_s` has passed (None: no limit).
 
         Raises:
             ChildExited: the child has exited and all its messages were received.
@@ -234,7 +236,7 @@ class Child:
                 self._messages.append(message)
 
     def terminate(self) -> None:
-        """Ask the child to stop (SIGTERM)."""
+        """Request the child to stop (SIGTERM)."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
@@ -244,7 +246,7 @@ class Child:
             self._process.kill()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Return the exit code, None when the child still runs after `timeout_s`."""
+        """Return the exit code. Return None if the child still runs after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -262,9 +264,10 @@ class Child:
         return code
 
     def close(self) -> None:
-        """Close both pipes; a child that still runs takes its parent for gone and exits.
+        """Close both pipes. A child that still runs assumes that its parent has died, and exits.
 
-        If it has exited and led a group, those that it leaves behind are reaped as they end: see `adopt_orphans`.
+        If it has exited and led a group, the processes that it leaves behind are reaped when they end: see
+        `adopt_orphans`.
         """
         if self._leads_group and self._process.poll() is not None:
             self._leads_group = False
@@ -277,22 +280,22 @@ class Child:
             self._control_fd = -1
 
     def _reap(self) -> int:
-        """Return the exit code of a child whose control pipe is at its end."""
+        """Return the exit code of a child whose control pipe has ended."""
         code = self.wait(timeout_s=1.0)
-        if code is None:  # it closed the pipe and still runs: it can no longer be supervised
+        if code is None:  # it closed the pipe but still runs, so it can no longer be supervised
             self.kill()
             code = self._process.wait()
         return code
 
 
 def _reap_group(leader: int) -> threading.Thread | None:
-    """Reap the processes of a group that this process has inherited from its leader, which has been reaped.
+    """Reap the processes of a group that this process has inherited from its leader, which was reaped.
 
-    The kernel kills them, as their parent is gone. They become our children if we have called `adopt_orphans` or are
-    the init process of a container, and would stay zombies. Others are left to the init process.
+    The kernel kills them because their parent has died. They become our children if we have called `adopt_orphans` or
+    are the init process of a container, and would stay zombies. Others are left to the init process.
 
     Returns:
-        A thread that ends with the last of them; None: there are none left.
+        A thread that ends with the last of them. None if there are none left.
     """
     try:
         while os.waitpid(-leader, os.WNOHANG)[0]:
@@ -320,7 +323,8 @@ def _describe(code: int) -> str:
 
 
 def stderr_of_children() -> int | None:
-    """Return where children print; None: where this process does, since `sys.stderr` is no file (in notebooks)."""
+    """Return the descriptor for the output of children. Return None if it is that of this process, because `sys.stderr`
+    is no file (in notebooks)."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):

@@ -1,3 +1,3 @@
-"""The version of octavo, as `pyproject.toml` has it."""
+"""The version of octavo, as in `pyproject.toml`."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Which files hold a model's weights. Reads no file but an index."""
+"""Determines which files hold a model's weights. Reads only index files."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.protocol.errors import ConfigError
 
 NOT_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "original/*")
-"""Files of a training run, and weights in yet another format, that have the names of weights."""
+"""Files of a training run, and weights in other formats, whose names look like weight files."""
 
 
 _GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
@@ -17,13 +17,13 @@ _GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of the files of a load format."""
+    """The file names of a load format."""
 
     index: str
-    """Has the file of every tensor."""
+    """The index, which maps every tensor to its file."""
     single: str
     patterns: tuple[str, ...]
-    """Of the files without an index; those of the first pattern that has any are taken."""
+    """Patterns for files without an index. The files of the first pattern that matches any are used."""
     excluded: tuple[str, ...] = ()
 
 
@@ -36,7 +36,7 @@ LAYOUTS = {
         "consolidated.safetensors.index.json", "consolidated.safetensors", ("consolidated*.safetensors",)
     ),
 }
-"""By load format, in the order in which auto looks for them."""
+"""Layouts by load format, in the order in which auto tries them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class WeightFiles:
     """The files of a checkpoint."""
 
     files: tuple[Path, ...]
-    """In the order of their names."""
+    """Sorted by name."""
     file_of_tensor: Mapping[str, str]
-    """From the index; empty: there is none."""
+    """File of each tensor according to the index. Empty if there is no index."""
     index: Path | None = None
 
     def expected_in(self, file: Path) -> set[str]:
-        """Return the tensors that a file holds by the index."""
+        """Return the tensors that the index assigns to a file."""
         return {name for name, home in self.file_of_tensor.items() if home == file.name}
 
 
@@ -61,7 +61,7 @@ def has_weights(folder: Path, load_format: str) -> bool:
 
 
 def weight_files(path: Path, load_format: str) -> WeightFiles:
-    """Return the files of a model.
+    """Return the weight files of a model.
 
     Args:
         path: its folder, or a single file.
@@ -96,12 +96,12 @@ def weight_files(path: Path, load_format: str) -> WeightFiles:
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
-    """Return the files of a model in GGUF format, of which `path` is one, in their order; it need not exist.
+    """Return the files of a model in GGUF format in order. `path` is one of them; it need not exist.
 
-    llama.cpp divides large models between files like `NAME-00002-of-00003.gguf`. The first has the metadata.
+    llama.cpp splits large models into files like `NAME-00002-of-00003.gguf`. The first one has the metadata.
 
     Raises:
-        ConfigError: some of them are missing.
+        ConfigError: some files are missing.
     """
     part = _GGUF_PART.fullmatch(path.name)
     if part is None:

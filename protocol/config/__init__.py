@@ -1,10 +1,9 @@
-"""The configuration: one tree of frozen structs, in three values that never change.
+"""The configuration: one tree of frozen structs, in three immutable stages.
 
-`EngineConfig` has the user's settings (None = choose for me); `resolve()` turns it, with the model's
-facts, into a `ResolvedConfig` with nothing left open; the core makes a `CachePlan` from the
-measurements of the workers (`DeviceFacts`). Every field carries its description and bounds, so `--help`,
-`docs/config.md` and the error messages come from this tree alone. Flags are vLLM's names: the field
-name with dashes.
+`EngineConfig` has the user's settings (None = choose for me). `resolve()` combines it with the model's facts into a
+`ResolvedConfig` without open values. The core makes a `CachePlan` from the workers' measurements (`DeviceFacts`). Every
+field carries its description and bounds, so `--help`, `docs/config.md` and the error messages come from this tree
+alone. Flags have vLLM's names: the field name with dashes.
 """
 
 from octavo.protocol.config.engine import (

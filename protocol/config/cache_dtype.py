@@ -1,4 +1,4 @@
-"""The type of keys and values in the cache, and where its scales come from: flags and checkpoint compared."""
+"""Resolves the data type of the KV cache and the source of its scales, from flags and checkpoint."""
 
 from octavo.protocol.config.engine import DeviceName, EngineConfig, KVCacheDtypeName
 from octavo.protocol.config.facts import ModelFacts
@@ -12,10 +12,10 @@ _PHASE = "configuration"
 def resolve_kv_cache_dtype(
     config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName
 ) -> KVCacheDtypeName:
-    """Return the type of the cache.
+    """Return the data type of the cache.
 
     Raises:
-        ConfigError: the device has no such cache, or `--calculate-kv-scales` contradicts it or the checkpoint.
+        ConfigError: the device does not support the type, or `--calculate-kv-scales` contradicts it or the checkpoint.
     """
     chosen = _chosen(config, facts, dtype, device)
     if chosen in ("int8", "fp8") and device == "cpu":
@@ -68,10 +68,10 @@ def _check_measured_scales(config: EngineConfig, facts: ModelFacts, dtype: KVCac
 
 
 def require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
-    """Raise if a setting needs the native kernels of CPUs, and the configuration excludes them.
+    """Raise if a setting needs the native CPU kernels, but the configuration excludes them.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the configuration excludes them.
     """
     if device != "cpu":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whether the ranks of tensor parallelism can divide a model: pure arithmetic on its sizes."""
+"""Checks whether the ranks of tensor parallelism can divide a model: pure arithmetic on its sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,9 @@ _MLP_SIZES = (
     "shared_intermediate_size",
     "moe_shared_expert_intermediate_size",
 )
-"""Keys of `config.json` for the columns of the activation."""
+"""Keys of `config.json` with the columns of the MLP activation."""
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of `config.json`, of which a mixture of experts has one."""
+"""Keys of `config.json` with the number of experts. A mixture of experts has one of them."""
 
 _STATES = {
     "Mamba2ForCausalLM": (("num_heads", 128), ("n_groups", 8)),
@@ -28,16 +28,17 @@ _STATES = {
     "NemotronHForCausalLM": (("mamba_num_heads", 128), ("n_groups", 8)),
     "Qwen3NextForCausalLM": (("linear_num_value_heads", 32), ("linear_num_key_heads", 16)),
 }
-"""Heads of layers with a recurrent state, and groups of them that share inputs: keys of `config.json`, and defaults."""
+"""Keys of `config.json` with the heads of recurrent layers and with the groups of heads that share inputs, and
+defaults."""
 _CONVOLUTIONS = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
-"""Their layers with a state are convolutions of each channel."""
+"""Architectures whose recurrent layers are convolutions of each channel."""
 
 
 def check_division(facts: ModelFacts, size: int) -> None:
     """Check that `size` ranks can divide a model.
 
     Raises:
-        ConfigError: heads or columns cannot be divided evenly; the hint lists the sizes that can.
+        ConfigError: heads or columns cannot be divided evenly. The hint lists valid sizes.
     """
     if problem := division_problem(facts, size):
         sizes = [str(other) for other in range(1, facts.num_heads + 1) if not division_problem(facts, other)]
@@ -47,7 +48,7 @@ def check_division(facts: ModelFacts, size: int) -> None:
 
 
 def division_problem(facts: ModelFacts, size: int) -> str | None:
-    """Return why a model cannot be divided by `size`; None: it can."""
+    """Return why a model cannot be divided by `size`. Return None if it can."""
     if size == 1:
         return None
     heads, groups = state_heads(facts)
@@ -66,9 +67,9 @@ def has_experts(facts: ModelFacts) -> bool:
 
 
 def state_heads(facts: ModelFacts) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what ranks divide in layers with a recurrent state, by key in `config.json`: heads, and groups of them.
+    """Return what ranks divide in recurrent layers, by key in `config.json`: heads, and groups of heads.
 
-    Ranks share a group if there are more ranks than groups.
+    If there are more ranks than groups, ranks share a group.
     """
     config = facts.hf_config
     if facts.architecture in _CONVOLUTIONS:
@@ -80,7 +81,7 @@ def state_heads(facts: ModelFacts) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def lfm2_inner_width(config: Mapping[str, Any]) -> int:
-    """Return the width of the mlp of LFM2: two thirds of the given one, times a factor, rounded up."""
+    """Return the width of LFM2's MLP: two thirds of the configured width, times a factor, rounded up."""
     given = [config.get(key) for key in ("block_ff_dim", "intermediate_size")]
     width = next((int(length) for length in given if length), 12288)
     factor, multiple = config.get("block_ffn_dim_multiplier", 1.0), int(config.get("block_multiple_of") or 256)
@@ -91,13 +92,13 @@ def lfm2_inner_width(config: Mapping[str, Any]) -> int:
 
 
 def config_of_rank(facts: ModelFacts, size: int) -> dict[str, Any]:
-    """Return the keys of `config.json`, with the columns of the activation that each of `size` ranks has."""
+    """Return the keys of `config.json` with the activation columns that each of `size` ranks has."""
     config = {**facts.hf_config, **{key: length // size for key, length in mlp_sizes(facts).items()}}
     return {**config, "block_auto_adjust_ff_dim": False} if facts.architecture == "Lfm2ForCausalLM" else config
 
 
 def mlp_sizes(facts: ModelFacts) -> dict[str, int]:
-    """Return the columns of the activation, by their key in `config.json`."""
+    """Return the activation columns by their key in `config.json`."""
     config = facts.hf_config
     if facts.architecture == "Lfm2ForCausalLM":
         return {"block_ff_dim": lfm2_inner_width(config)}

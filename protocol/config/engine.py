@@ -1,4 +1,5 @@
-"""`EngineConfig`: the user's settings, in sections. Those of the model and of some features have files of their own."""
+"""`EngineConfig`: the user's settings, in sections. The sections of the model and of some features are in separate
+files."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -295,7 +296,7 @@ class RemoteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The user's settings for the engine; None means: choose for me."""
+    """The user's settings for the engine. None means: choose for me."""
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -310,4 +311,4 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     processor_code: list[ProcessorSource] = []
-    """Logits processors that the application has passed as code. Not a setting: no flag, no key of a file."""
+    """Logits processors that the application has passed as code. Not a setting: it has no flag and no key in files."""

@@ -1,4 +1,4 @@
-"""vLLM's connectors that have a setting of octavo's own: `--kv-transfer-config` becomes that setting."""
+"""vLLM connectors for which octavo has a setting: `--kv-transfer-config` is translated to that setting."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,18 +15,18 @@ _FILES = ("ExampleConnector", "SharedStorageConnector")
 _IMPLIED = {
     "spec_name": ("CPUOffloadingSpec",),
     "eviction_policy": ("lru",),
-    "lazy_offload": (False, True),  # when vLLM copies out; here it is when a block is evicted
+    "lazy_offload": (False, True),  # when vLLM copies out; octavo always copies on eviction
     "kv_offload_backend": ("cpu",),
     "offload_prompt_only": (False,),
 }
-"""Values that say what octavo does anyway."""
+"""Values that describe what octavo does anyway."""
 
 
 def use_own_settings(cache: CacheConfig) -> CacheConfig:
-    """Return the settings of the cache with those of octavo in place of a connector of vLLM that they replace.
+    """Return the cache settings, with vLLM connectors replaced by octavo's settings.
 
     Raises:
-        ConfigError: the connector has fields that no setting replaces, or the setting is given too.
+        ConfigError: the connector has fields without an equivalent setting, or that setting is given too.
     """
     given = read_fields(cache.kv_transfer_config)
     if given is None or given.kv_connector_module_path or given.kv_connector not in (*_HOST, *_FILES):

@@ -1,4 +1,4 @@
-"""`--kv-events-config`: where the core publishes changes of its prefix cache, for routers outside octavo."""
+"""`--kv-events-config`: where the core publishes changes of its prefix cache, for external routers."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -16,28 +16,29 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
-    """None: zmq if events are enabled."""
+    """None means zmq if events are enabled."""
     endpoint: str = "tcp://127.0.0.1:5557"
-    """Of the PUB socket of engine 0; other engines add their index to the port, or to the path of ipc://.
+    """Endpoint of engine 0's PUB socket. Other engines add their index to the port, or to the path of ipc://.
 
-    It is bound if the host is `*`, `::` or this machine's loopback, and connected otherwise. vLLM's default is
-    tcp://*:5557, which shows all prompts to everybody who can reach the machine."""
+    The endpoint is bound if the host is `*`, `::` or this machine's loopback, and connected otherwise. vLLM's default
+    is tcp://*:5557, which exposes all prompts to everybody who can reach the machine.
+    """
     replay_endpoint: str | None = None
-    """Of a ROUTER socket that sends batches again."""
+    """Endpoint of a ROUTER socket that replays batches."""
     buffer_steps: _Count = 10_000
-    """Batches that can be sent again."""
+    """Number of batches that can be replayed."""
     hwm: _Count = 100_000
-    """Batches that are kept for a slow subscriber; it loses later ones."""
+    """Number of batches queued for a slow subscriber. It loses later ones."""
     max_queue_size: _Count = 100_000
-    """Batches that wait to be published; later ones are dropped."""
+    """Number of batches that may wait to be published. Later ones are dropped."""
     topic: str = ""
 
 
 def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | None:
-    """Return the configuration; None if nothing is published.
+    """Return the configuration. Return None if nothing is published.
 
     Raises:
-        ConfigError: it is not such an object.
+        ConfigError: the setting is not such an object.
     """
     if not setting:
         return None
@@ -46,7 +47,7 @@ def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | 
             config = msgspec.json.decode(setting, type=KVEventsConfig)
         else:
             config = msgspec.convert(setting, KVEventsConfig)
-    except msgspec.DecodeError as error:  # also what `convert` raises
+    except msgspec.DecodeError as error:  # `convert` raises this too
         raise ConfigError(
             f"kv_events_config: {error}",
             phase="configuration",
@@ -65,10 +66,10 @@ def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | 
 
 
 def endpoint_of_engine(endpoint: str, engine_index: int) -> str:
-    """Return the endpoint of one of several engines: the port (unless it is 0: any), or the path of a socket, differs.
+    """Return the endpoint of one of several engines: its port (unless 0, any), or the path of its socket, differs.
 
     Raises:
-        ConfigError: the port is no number.
+        ConfigError: the port is not a number.
     """
     if not engine_index:
         return endpoint

@@ -1,4 +1,4 @@
-"""`--kv-transfer-config`: whether an engine hands KV blocks to others, or takes theirs, with vLLM's names."""
+"""`--kv-transfer-config`: whether an engine sends KV blocks to others or receives theirs, with vLLM's names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from octavo.protocol.errors import ConfigError
 KVRole: TypeAlias = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 CONNECTOR = "OctavoConnector"
-"""The connector between engines of octavo."""
+"""The connector between octavo engines."""
 
 ENGINE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""It is part of the name of a socket."""
+"""Valid engine ids. An id becomes part of a socket name."""
 
 DEFAULT_BUFFER_BYTES = 4e9
 """vLLM's `kv_buffer_size`."""
@@ -41,7 +41,7 @@ _INSTEAD = {
     "DecodeBenchConnector": "octavo bench measures an engine with real prompts",
     "ExampleHiddenStatesConnector": "hidden states do not leave an engine",
 }
-"""What to use in place of vLLM's connectors, by their names."""
+"""What to use instead of vLLM's connectors, by their names."""
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -49,9 +49,9 @@ class _ExtraConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config`."""
 
     keep_s: _Seconds = 120.0
-    """Blocks that nobody has taken are dropped after so long."""
+    """Seconds after which blocks that were not fetched are dropped."""
     pull_timeout_s: _Seconds = 10.0
-    """An engine that is silent for so long counts as gone."""
+    """Seconds without a response after which an engine counts as dead."""
 
 
 class KVTransferFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,38 +69,38 @@ class KVTransferFields(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResolvedKVConnector(Struct, frozen=True, kw_only=True):
-    """Code of the user's that keeps KV blocks: see `octavo.protocol.kv_connector`."""
+    """User code that stores KV blocks: see `octavo.protocol.kv_connector`."""
 
     name: str
-    """The class."""
+    """Name of the class."""
     module_path: str
-    """Where it is."""
+    """Path of its module."""
     role: KVRole
     extra_config: dict[str, Any] = {}
 
     @property
     def saves(self) -> bool:
-        """Whether it gets blocks."""
+        """Whether blocks are saved to it."""
         return self.role != "kv_consumer"
 
     @property
     def loads(self) -> bool:
-        """Whether it is asked for blocks."""
+        """Whether blocks are loaded from it."""
         return self.role != "kv_producer"
 
 
 class ResolvedKVTransfer(Struct, frozen=True, kw_only=True):
-    """What a running engine gives and takes."""
+    """What a running engine sends and receives."""
 
     role: KVRole
     engine_id: str
-    """"": the core makes one."""
+    """Empty if the core creates one."""
     host: str
-    """Where engines of other machines fetch blocks; "": only those of this machine can."""
+    """Where engines on other machines fetch blocks. Empty if only engines on this machine can."""
     port: int
-    """0: any; further engines of a server add their index."""
+    """0 for any port. Additional engines of a server add their index."""
     max_bytes: int
-    """Of blocks that wait for other engines, in shared memory."""
+    """Limit for blocks that wait for other engines, in shared memory."""
     keep_s: float
     pull_timeout_s: float
 
@@ -116,10 +116,10 @@ class ResolvedKVTransfer(Struct, frozen=True, kw_only=True):
 
 
 def read_kv_transfer(setting: Mapping[str, Any] | str | None) -> ResolvedKVTransfer | None:
-    """Return the configuration of transfers between engines; None: there are none.
+    """Return the configuration of transfers between engines. Return None if there are none.
 
     Raises:
-        ConfigError: it is not such an object.
+        ConfigError: the setting is not such an object.
     """
     given = read_fields(setting)
     if given is None or given.kv_connector_module_path:
@@ -143,10 +143,10 @@ def read_kv_transfer(setting: Mapping[str, Any] | str | None) -> ResolvedKVTrans
 
 
 def read_kv_connector(setting: Mapping[str, Any] | str | None) -> ResolvedKVConnector | None:
-    """Return which code of the user's keeps KV blocks; None: there is none.
+    """Return the user's connector. Return None if there is none.
 
     Raises:
-        ConfigError: it is not such an object, or has fields that say nothing to a connector.
+        ConfigError: the setting is not such an object, or has fields that do not apply to a connector.
     """
     given = read_fields(setting)
     if given is None or not given.kv_connector_module_path:
@@ -161,10 +161,10 @@ def read_kv_connector(setting: Mapping[str, Any] | str | None) -> ResolvedKVConn
 
 
 def read_fields(setting: Mapping[str, Any] | str | None) -> KVTransferFields | None:
-    """Return the fields that were given; None: there is no setting.
+    """Return the given fields. Return None if there is no setting.
 
     Raises:
-        ConfigError: it is not such an object.
+        ConfigError: the setting is not such an object.
     """
     if not setting:
         return None
@@ -176,7 +176,7 @@ def read_fields(setting: Mapping[str, Any] | str | None) -> KVTransferFields | N
 
 
 def require_unset(given: KVTransferFields, names: Sequence[str], hint: str) -> None:
-    """Reject fields that mean nothing to a connector.
+    """Reject fields that do not apply to a connector.
 
     Raises:
         ConfigError: one of `names` was given.
@@ -194,7 +194,7 @@ def _convert(given: Any, kind: type[_T]) -> _T:
 
 
 def _reason_against(name: str) -> str:
-    """Return why there is no connector of this name, for those of vLLM with what does the same here."""
+    """Return why there is no connector of this name. For vLLM's connectors, name the equivalent here."""
     for names, instead in _INSTEAD.items():
         if name in names.split():
             return f"there is no {name}: {instead}"
@@ -211,19 +211,19 @@ def check_kv_transfer(
     num_nodes: int,
     is_lock_step: bool,
 ) -> None:
-    """Reject settings under which blocks cannot leave an engine, or nothing could find those that come.
+    """Reject settings under which blocks cannot be sent, or received blocks could not be found in the cache.
 
     Args:
-        transfer: None: nothing is checked.
-        facts: of the model.
-        block_multiple: blocks of other sizes do not lie apart.
-        block_size: tokens of a block.
-        has_prefix_cache: whether blocks are found by content.
-        num_nodes: machines of the engine.
-        is_lock_step: whether engines compute their steps together.
+        transfer: the configuration. If None, nothing is checked.
+        facts: facts of the model.
+        block_multiple: block sizes must be multiples of this, because other blocks are not stored separately.
+        block_size: tokens per block.
+        has_prefix_cache: whether blocks are found by their keys.
+        num_nodes: number of machines of the engine.
+        is_lock_step: whether engines share their steps.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: names both settings.
     """
     if transfer is None:
         return

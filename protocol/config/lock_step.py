@@ -1,4 +1,4 @@
-"""Engines that divide the experts of a model, checked."""
+"""Checks for engines that share the experts of a model."""
 
 from octavo.protocol.config.engine import DeviceName, KernelChoice
 from octavo.protocol.config.parallel import ParallelConfig
@@ -6,10 +6,10 @@ from octavo.protocol.errors import ConfigError
 
 
 def check_lock_step(parallel: ParallelConfig, device: DeviceName, kernels: KernelChoice) -> None:
-    """Reject what engines that divide the experts cannot be combined with.
+    """Reject settings that cannot be combined with sharing the experts.
 
     Raises:
-        ConfigError: the configuration has it.
+        ConfigError: the configuration has such a setting.
     """
     if not parallel.enable_expert_parallel or parallel.data_parallel_size == 1:
         return

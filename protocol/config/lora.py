@@ -1,4 +1,4 @@
-"""LoRA adapters: the user's settings, and what they mean for an engine."""
+"""LoRA adapters: the user's settings, and their resolved form."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -52,7 +52,7 @@ class ResolvedLoRA(Struct, frozen=True, kw_only=True):
     """Adapters of a running engine."""
 
     max_loras: int
-    """Slots."""
+    """Number of slots."""
     max_rank: int
     max_cpu_loras: int
     """At least `max_loras`."""
@@ -61,10 +61,10 @@ class ResolvedLoRA(Struct, frozen=True, kw_only=True):
 
 
 def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) -> ResolvedLoRA | None:
-    """Return the settings of an engine with adapters, None for one without.
+    """Return the settings of an engine with adapters. Return None for an engine without adapters.
 
     Raises:
-        ConfigError: settings contradict each other, or the model takes no adapters.
+        ConfigError: settings contradict each other, or the model supports no adapters.
     """
     media_adapters = facts.media.adapters if facts.media is not None else {}
     if not config.enable_lora and not media_adapters:

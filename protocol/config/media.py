@@ -1,4 +1,4 @@
-"""Images and other media in prompts: the user's settings, and what they mean for an engine."""
+"""Images and other media in prompts: the user's settings, and their resolved form."""
 
 import json
 import logging
@@ -16,13 +16,14 @@ from octavo.protocol.media_kwargs import BY_KIND, kwargs_fault
 logger = logging.getLogger(__name__)
 
 MAX_ITEMS = 64
-"""Of one prompt: the buffers of a message are limited."""
+"""Most items in one prompt. The number of buffers per message is limited."""
 _OLD_COUNTS = re.compile(r"[a-z]+=\d+(,[a-z]+=\d+)*")
 DEFAULT_CACHE_TOKENS = 16_384
 DEFAULT_VIDEO_FRAMES = 32
-"""Read of a video file, as in vLLM."""
+"""Number of frames read from a video file, as in vLLM."""
 DEFAULT_ITEM_TOKENS = 4096
-"""Most tokens of an item of any size, unless a step encodes more: workers plan its memory, and others wait for it."""
+"""Most tokens of an item of any size, unless a step encodes more. Workers reserve memory for it, and others wait for
+it."""
 
 
 _ON_GPUS = frozenset(
@@ -49,11 +50,11 @@ _ON_GPUS = frozenset(
         "WhisperForConditionalGeneration",
     }
 )
-"""Architectures whose towers and language models `tests/gpu/pipeline` compares with a CPU."""
+"""Architectures whose encoders and language models `tests/gpu/pipeline` compares with a CPU."""
 _ONLY_ON_CPUS: dict[str, str] = {
     "ColPaliForRetrieval": "attends in both directions to rows of images, which has not been tried there",
 }
-"""Why others are refused."""
+"""Why other architectures are rejected."""
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,15 +160,15 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     """Media of a running engine."""
 
     limits: dict[Kind, int]
-    """Most items of a prompt, of each kind that the model reads."""
+    """Most items per prompt, for each kind that the model reads."""
     processor_kwargs: dict[str, Any]
     max_num_encoder_tokens: int
     encoder_cache_tokens: int
     max_item_tokens: int
-    """Rows of the largest item; workers plan memory for it."""
+    """Rows of the largest item, for which workers reserve memory."""
     allowed_local_path: str | None
     allowed_domains: list[str] | None
-    """None: all hosts."""
+    """None if all hosts are allowed."""
     allows_private_addresses: bool
     fetch_timeout_s: float
     decode_timeout_s: float
@@ -177,13 +178,13 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_video_s: float
     max_video_frames: int
     video_frames: int
-    """Frames that are read of a video file; -1: all; 0: as many as the model's processor, or 32."""
+    """Number of frames read from a video file; -1 for all; 0 for the default of the model's processor, or 32."""
     video_fps: float
-    """Frames that are read of a second, at most `video_frames`; 0 or less: `video_frames`."""
+    """Number of frames read per second, limited by `video_frames`; 0 or less means `video_frames` in total."""
     max_live_bytes: int
     processor_cache_bytes: int
     takes_embeds: bool = False
-    """Callers may send rows that they have computed."""
+    """Whether callers may send precomputed rows."""
     attended_rows: int = 0
     vector_width: int = 0
     aligned_layers: list[int] = []
@@ -202,9 +203,9 @@ def resolve_media(
     max_chunk: int = 0,
     num_stages: int = 1,
 ) -> ResolvedMedia | None:
-    """Return the settings of media; None: the model reads text only.
+    """Return the resolved media settings. Return None if the model reads only text.
 
-    `max_chunk`: most tokens of a prompt that one step computes; 0: no limit.
+    `max_chunk`: most prompt tokens that one step computes; 0: no limit.
 
     Raises:
         ConfigError: a setting is invalid, or the device or several workers cannot encode media.
@@ -248,7 +249,7 @@ def resolve_media(
     _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
     video_frames, video_fps = _sampling(config)
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
-    if facts.media.vector_patches:  # an image has one row, whatever it costs
+    if facts.media.vector_patches:  # an image has one row, regardless of its cost
         max_encoded = max(1, max_encoded // facts.media.vector_patches)
     largest = max(max_encoded, DEFAULT_ITEM_TOKENS) if facts.media.has_any_size else config.encoder_cache_tokens
     return ResolvedMedia(
@@ -292,10 +293,11 @@ def _check_gpu(architecture: str) -> None:
 
 
 def _check_whole_images(media: MediaFacts, budget: int, max_num_seqs: int, max_chunk: int) -> None:
-    """Check that a step has room for an image that it must compute as a whole, beside the decodes of all requests.
+    """Check that a step has room for an image that it must compute completely, in addition to the decodes of all
+    requests.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: there is not enough room.
     """
     rows = media.both_ways_rows
     if rows and 0 < max_chunk < rows:
@@ -342,10 +344,10 @@ def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
 
 
 def _sampling(config: MediaConfig) -> tuple[int, float]:
-    """Return how many frames are read of a video file, and of a second of it.
+    """Return how many frames to read from a video file, and per second.
 
     Raises:
-        ConfigError: the setting has something else.
+        ConfigError: the setting contains anything else.
     """
     given = _json("media_io_kwargs", config.media_io_kwargs)
     video = given.get("video", {})
@@ -364,16 +366,16 @@ def _sampling(config: MediaConfig) -> tuple[int, float]:
 
 
 def _counts(value: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Return limits by kind; "image=4,audio=2", which earlier releases of vLLM take, means the same as JSON."""
+    """Return limits by kind. "image=4,audio=2", as in earlier releases of vLLM, means the same as JSON."""
     if isinstance(value, str) and _OLD_COUNTS.fullmatch(value):
         return {kind: int(count) for kind, _, count in (one.partition("=") for one in value.split(","))}
     return _json("limit_mm_per_prompt", value)
 
 
 def _limits(given: dict[str, Any], media: MediaFacts) -> dict[Kind, int]:
-    """Return the limit of each kind that the model reads; a value may be an object with a "count", as in vLLM.
+    """Return the limit of each kind that the model reads. A value may be an object with a "count", as in vLLM.
 
-    A model that attends to audio takes one sound in each prompt, whatever the limit.
+    A model with cross-attention to audio accepts one audio item per prompt, whatever the limit.
     """
     limits = dict.fromkeys(media.token_ids, 1 if media.attended_rows else MAX_ITEMS)
     least = 1 if media.attended_rows else 0

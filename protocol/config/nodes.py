@@ -1,14 +1,14 @@
-"""The machines (nodes) that the user asks for, checked."""
+"""Checks of the requested number of machines (nodes)."""
 
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.errors import ConfigError
 
 
 def check_nodes(parallel: ParallelConfig, world_size: int) -> None:
-    """Reject numbers of nodes that do not fit.
+    """Reject numbers of nodes that do not fit the number of workers.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they do not fit.
     """
     problem = hint = ""
     if parallel.distributed_executor_backend == "uni" and world_size > 1:

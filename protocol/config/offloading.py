@@ -10,25 +10,27 @@ from octavo.protocol.errors import ConfigError
 
 _PHASE = "configuration"
 BLOCK_MULTIPLE = 16
-"""On a CPU the cache stores so many slots together: smaller blocks do not lie apart, and cannot be copied alone."""
+"""On a CPU the cache interleaves this many tokens. Smaller blocks are not stored separately, so they cannot be
+copied."""
 
 STAGING_BYTES = 64 << 20
-"""Host memory through which files are read and written: what a disk takes in the time of a long step."""
+"""Host memory through which files are read and written, in bytes: what a disk transfers during a long step."""
 MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
 MIN_STATE_STAGING_ROWS = 4
-"""The same for recurrent states. Those that are complete while all rows are being written get no file."""
+"""The same for recurrent states, as a number of rows. States that become complete while all rows are in use are not
+written to files."""
 
 
 def num_staging_rows(row_bytes: int, at_least: int) -> int:
-    """Return through how many rows a worker reads and writes files of blocks, or of states, of a size."""
+    """Return the number of rows, of this size, through which a worker reads and writes files of blocks or states."""
     return min(max(at_least, STAGING_BYTES // max(1, row_bytes)), MAX_STAGING_ROWS)
 
 
 def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName, world_size: int) -> int:
-    """Return the host memory of all workers for evicted KV blocks; 0: none.
+    """Return the host memory of all workers for evicted KV blocks in bytes; 0 if there is none.
 
     Raises:
-        ConfigError: blocks cannot be copied, nothing could find them again, or the size is given twice.
+        ConfigError: blocks cannot be copied or could not be found again, or the size is given twice.
     """
     total, per_worker = config.cache.kv_offloading_size, config.cache.swap_space
     if total and per_worker:
@@ -46,10 +48,10 @@ def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName
 def offloading_path(
     config: EngineConfig, facts: ModelFacts, device: DeviceName, connector: ResolvedKVConnector | None
 ) -> str:
-    """Return the directory for files of KV blocks, as an absolute path; "": none.
+    """Return the directory for files of KV blocks as an absolute path. Return "" if there is none.
 
     Raises:
-        ConfigError: blocks cannot be copied, nothing could find them again, or a connector keeps them too.
+        ConfigError: blocks cannot be copied or could not be found again, or a connector stores them too.
     """
     if not config.cache.kv_offloading_path:
         return ""

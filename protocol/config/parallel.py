@@ -100,10 +100,10 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def world_size(self) -> int:
-        """Workers of an engine: of all stages."""
+        """Number of workers of an engine, over all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def is_lock_step(self) -> bool:
-        """Whether the workers of all engines divide the experts, so that a step of one is a step of all."""
+        """Whether the workers of all engines share the experts, so that a step of one engine is a step of all."""
         return self.enable_expert_parallel and self.data_parallel_size > 1

@@ -1,16 +1,16 @@
-"""What the settings of an engine mean for a model that pools: vectors and scores instead of tokens."""
+"""Resolves the settings of an engine for a pooling model, which computes vectors and scores instead of tokens."""
 
 from octavo.protocol.config.engine import EngineConfig
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
 MIN_BUDGET = 2048
-"""Tokens of a step, by default at least: short texts then share steps, and nobody waits for the next token of another
-request meanwhile."""
+"""Least default number of tokens in a step. Short texts then share steps, and no request waits for the next token of
+another one meanwhile."""
 
 
 def is_computed_whole(facts: ModelFacts) -> bool:
-    """Return whether tokens attend to later ones, so that a step computes whole prompts, which share nothing."""
+    """Return whether tokens attend to later ones. If so, a step computes complete prompts, which share nothing."""
     return facts.pooling is not None and not facts.pooling.is_causal
 
 
@@ -19,13 +19,13 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_mod
 
     Args:
         config: the user's settings.
-        facts: of the model.
-        budget: the user's value, or that of a model that generates.
-        max_model_len: the longest prompt.
+        facts: facts of the model.
+        budget: the user's value, or the default for a generating model.
+        max_model_len: length of the longest prompt.
 
     Raises:
-        ConfigError: the user's value is below the longest prompt, which is computed whole; or a setting is for models
-            that generate.
+        ConfigError: the user's value is below the longest prompt, which must be computed in one step; or a setting only
+            applies to models that generate.
     """
     if facts.pooling is None:
         return budget

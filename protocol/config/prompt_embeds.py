@@ -1,4 +1,4 @@
-"""Whether an engine takes prompt embeddings, and whether the rows of a step fit into a message."""
+"""Resolves whether an engine accepts prompt embeddings, and checks that the rows of a step fit into a message."""
 
 from octavo.protocol.buffers import MAX_BUFFERS_BYTES
 from octavo.protocol.config.engine import EngineConfig
@@ -9,21 +9,21 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def embedding_bytes(facts: ModelFacts, dtype: str) -> int:
-    """Return the bytes of one row of prompt embeddings, which has the type of the model."""
+    """Return the bytes of one row of prompt embeddings, which has the data type of the model."""
     return facts.embedding_width * _DTYPE_BYTES[dtype]
 
 
 def takes_prompt_embeds(config: EngineConfig, facts: ModelFacts, dtype: str, budget: int) -> bool:
-    """Return whether the engine takes prompt embeddings.
+    """Return whether the engine accepts prompt embeddings.
 
     Args:
         config: the user's settings.
-        facts: of the model.
-        dtype: of the model.
+        facts: facts of the model.
+        dtype: data type of the model.
         budget: most tokens of a step.
 
     Raises:
-        ConfigError: it should, and cannot.
+        ConfigError: the user has enabled them, but the engine cannot accept them.
     """
     if config.model.enable_prompt_embeds and facts.media is not None and facts.media.deeper_rows:
         raise ConfigError(

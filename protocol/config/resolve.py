@@ -1,4 +1,4 @@
-"""`resolve()`: from the user's settings and the model's facts to a configuration with nothing left open."""
+"""`resolve()`: from the user's settings and the model's facts to a configuration without open values."""
 
 import msgspec
 
@@ -39,17 +39,17 @@ from octavo.protocol.errors import ConfigError
 def resolve(
     config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int, head: ModelFacts | None = None
 ) -> ResolvedConfig:
-    """Decide everything that the user left open. Pure: the same arguments give the same result.
+    """Resolve everything that the user left open. Pure: the same arguments give the same result.
 
     Args:
         config: the user's settings.
-        facts: from the model's files.
-        device: the meaning of "auto" on this machine.
-        num_cores: cores this process may run on.
-        head: facts of the layers to draft with; see `speculation.head_path`.
+        facts: facts from the model's files.
+        device: the device that "auto" means on this machine.
+        num_cores: number of cores on which this process may run.
+        head: facts of the draft layers or draft model; see `speculation.head_path`.
 
     Raises:
-        ConfigError: two settings contradict each other, or one contradicts the model.
+        ConfigError: two settings contradict each other, or a setting contradicts the model.
     """
     config = msgspec.structs.replace(config, cache=use_own_settings(config.cache))
     chosen_device = device if config.device.device == "auto" else config.device.device

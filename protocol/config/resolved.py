@@ -1,4 +1,4 @@
-"""`ResolvedConfig`: what an engine runs with, nothing left open."""
+"""`ResolvedConfig`: the configuration of a running engine, without open values."""
 
 from typing import Literal
 
@@ -31,138 +31,139 @@ from octavo.protocol.params import LogprobsMode
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs. No field means "choose for me", but `fits_model_len` leaves the length to the memory."""
+    """The configuration of a running engine. No field means "choose for me", except that `fits_model_len` leaves the
+    length to the memory."""
 
     model: ModelFacts
     served_model_names: list[str]
     dtype: DtypeName
     quantization: QuantizationName
-    """"gguf": as in the file."""
+    """"gguf" means: as in the file."""
     packed_weights_cache_bytes: int
-    """0: packed weights are not kept."""
+    """0 if packed weights are not cached."""
     device: DeviceName
     num_threads: int
     """Most compute threads of each CPU worker."""
     cpu_kernels: KernelChoice
     cpu_binding: CoreBinding
     max_graph_size: int
-    """Most requests of a decode that has a CUDA graph of its own; 0: there are no graphs."""
+    """Most requests of a decode step that has a CUDA graph; 0 if there are no graphs."""
     is_batch_invariant: bool
-    """The products of a GPU give a row the same bits in any batch; those of a CPU always do."""
+    """Whether products on a GPU give a row the same bits in any batch. Products on a CPU always do."""
     seed: int
     max_model_len: int
     """The limit, unless `fits_model_len`."""
     fits_model_len: bool
     """`--max-model-len auto`: the core lowers `max_model_len` to what fits in memory."""
     max_logprobs: int
-    """-1: no limit."""
+    """-1 if there is no limit."""
     logprobs_mode: LogprobsMode
     logits_processors: list[ProcessorSource]
     block_size: int
     kv_cache_dtype: KVCacheDtypeName
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
-    """None: computed from the memory that is there."""
+    """None if computed from the available memory."""
     num_blocks_override: int | None
     enable_prefix_caching: bool
     max_num_seqs: int
     max_num_batched_tokens: int
     full_step_tokens: int
-    """0: no step is full."""
+    """0 if there is no full step."""
     decode_interval_tokens: int
-    """0: decodes are in every step."""
+    """0 if decodes are in every step."""
     step_time_target_s: float
-    """0: no target."""
+    """0 if there is no target."""
     long_prefill_token_threshold: int
-    """0: no limit."""
+    """0 if there is no limit."""
     scheduling_policy: SchedulingPolicy
     async_scheduling: bool
     stream_interval: int
-    """Tokens."""
+    """In tokens."""
     max_num_queued_reqs: int
-    """0: no limit."""
+    """0 if there is no limit."""
     max_num_queued_tokens: int
-    """Of prompts; 0: no limit."""
+    """In prompt tokens; 0 if there is no limit."""
     structured_output: ResolvedStructuredOutput
     recovery: RecoveryConfig
     world_size: int
-    """Workers: of all stages."""
+    """Number of workers, over all stages."""
     pipeline_parallel_size: int = 1
-    """Stages."""
+    """Number of pipeline stages."""
     stage_layers: list[int] = []
-    """Layers of each stage; []: they are divided by the size of their weights."""
+    """Number of layers of each stage. Empty if they are divided by the size of their weights."""
     calculate_kv_scales: bool = False
-    """Workers measure the scales of keys and values in the cache when they start."""
+    """Whether workers measure the scales of the KV cache when they start."""
     enable_tp_invariant_inference: bool = False
-    """A request's bits must not depend on the number of workers that share the layers."""
+    """Whether a request's bits must not depend on the number of workers that share the layers."""
     enable_expert_parallel: bool = False
-    """The workers of all engines divide the experts of a mixture, not the columns of each."""
+    """Whether the workers of all engines share the experts of a mixture, instead of the columns of each expert."""
     data_parallel_size: int = 1
-    """Engines that share the requests, all on this machine."""
+    """Number of engines that share the requests, all on this machine."""
     engine_index: int = 0
-    """Of this engine among them."""
+    """Index of this engine."""
     engine_place: int = 0
-    """Which of the machine's GPUs and cores the engine takes: those after the engines of lower places. An engine that
-    replaces another one has its place."""
+    """Determines which of the machine's GPUs and cores the engine uses: those after the engines with lower places. An
+    engine that replaces another one has the same place."""
     executor: Literal["mp", "ray"] = "mp"
     """What starts the workers."""
     model_name: str = ""
     """`--model` as the user has written it: a path or a hub id."""
     num_nodes: int = 1
-    """Machines that an outside launcher has started; 1: only this one."""
+    """Number of machines started by an external launcher; 1 if only this one."""
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
     group_secret_key_file: str | None = None
-    """None: all nodes are on this machine."""
+    """None if all nodes are on this machine."""
     log_stats: bool
     record_steps: str | None
     kv_events: KVEventsConfig | None = None
-    """None: nothing is published."""
+    """None if nothing is published."""
     remote: RemoteConfig
-    """Both files, or neither: the engine has no keys, and no address that other machines can reach."""
+    """Both files, or neither. Without them the engine has no keys and no address that other machines can reach."""
     chat_template: str | None
-    """Given on the command line; None: the model's own."""
+    """The template given on the command line. None for the model's own."""
     lora: ResolvedLoRA | None = None
-    """None: no adapters."""
+    """None if there are no adapters."""
     speculation: ResolvedSpeculation | None = None
-    """None: a step computes one token of each output."""
+    """None if each step computes one token per output."""
     enable_prompt_embeds: bool = False
-    """Rows of numbers may take the place of token embeddings in a prompt."""
+    """Whether given rows may replace token embeddings in a prompt."""
     media: ResolvedMedia | None = None
-    """None: the model reads text only."""
+    """None if the model reads only text."""
     download_dir: str | None = None
-    """For adapters from the hub; None: the hub's own cache."""
+    """For adapters from the hub. None for the hub's own cache."""
     kv_offloading_bytes: int = 0
-    """Host memory of all workers for evicted KV blocks; 0: none."""
+    """Host memory of all workers for evicted KV blocks in bytes; 0 if there is none."""
     kv_connector: ResolvedKVConnector | None = None
-    """Code of the user's that keeps KV blocks, in place of files."""
+    """User code that stores KV blocks, instead of files. None if there is none."""
     kv_transfer: ResolvedKVTransfer | None = None
-    """None: KV blocks stay in their engine."""
+    """None if KV blocks are not exchanged with other engines."""
     kv_offloading_path: str = ""
-    """Directory for files of KV blocks; "": there are none."""
+    """Directory for files of KV blocks. Empty if there are none."""
     kv_offloading_disk_bytes: int = 0
-    """Most bytes of all files there."""
+    """Limit for all files there."""
     num_scheduler_steps: int = 1
     """Most decode steps of one plan."""
     kv_offloading_recompute: bool = True
-    """Whether what is slower to copy than to compute is computed."""
+    """Whether blocks that are slower to copy than to compute are recomputed."""
 
     @property
     def stores_blocks(self) -> bool:
-        """Whether full KV blocks are kept outside of the workers' memory, by files or by a connector."""
+        """Whether full KV blocks are stored outside of the workers' memory, in files or by a connector."""
         return bool(self.kv_offloading_path) or self.kv_connector is not None
 
     @property
     def forks_workers(self) -> bool:
-        """Whether all workers are on this machine's CPUs, and may be forked from a process that has imported torch.
+        """Whether all workers run on this machine's CPUs and may be forked from a process that has imported torch.
 
-        Workers on GPUs are not: that has not been tried.
+        Workers on GPUs are not forked, because that has not been tested.
         """
         return self.device == "cpu" and self.executor == "mp" and self.num_nodes == 1
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a step may compute with rows in place of token embeddings: prompt embeddings, or those of media."""
+        """Whether a step may use given rows instead of token embeddings: prompt embeddings, or media rows."""
         has_rows = self.media is not None and not self.media.attended_rows and not self.media.vector_width
         return self.enable_prompt_embeds or has_rows
 
@@ -173,7 +174,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def media_row_width(self) -> int:
-        """Numbers of a row of media, with those of the rows beside it."""
+        """Values per media row, including the extra rows of deeper layers."""
         return self.model.embedding_width * (1 + self.num_deeper_rows)
 
     @property
@@ -183,7 +184,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Workers that share every layer."""
+        """Number of workers that share every layer."""
         return self.world_size // self.pipeline_parallel_size
 
     @property
@@ -193,23 +194,23 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_lock_step(self) -> bool:
-        """Whether the workers of all engines divide the experts, so that a step of one is a step of all."""
+        """Whether the workers of all engines share the experts, so that a step of one engine is a step of all."""
         return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def answering_rank(self) -> int:
-        """The worker that sends the results of steps: the first of the last stage."""
+        """The rank that sends the results of steps: the first one of the last stage."""
         return self.rank_of(self.pipeline_parallel_size - 1, 0)
 
     def rank_of(self, stage: int, tensor_parallel_rank: int) -> int:
-        """Return the number of a worker; those of a stage are neighbours."""
+        """Return the rank of a worker. The ranks of a stage are consecutive."""
         return stage * self.tensor_parallel_size + tensor_parallel_rank
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """Return the stage of a worker, and its place among those that share the layers of that stage."""
+        """Return the stage of a worker, and its tensor parallel rank within that stage."""
         return divmod(rank, self.tensor_parallel_size)
 
     @property
     def ranks_per_node(self) -> int:
-        """Workers of this engine on each of `num_nodes` machines."""
+        """Number of workers of this engine on each of `num_nodes` machines."""
         return self.world_size // self.num_nodes

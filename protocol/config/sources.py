@@ -1,7 +1,7 @@
-"""From flat `{flag: value}` settings to the config tree.
+"""Builds the configuration tree from flat `{flag: value}` settings.
 
-The command line, a YAML file and `LLM(**kwargs)` all end here, so they accept the same names and
-give the same errors. A name belongs to exactly one branch of the tree.
+The command line, a YAML file and `LLM(**kwargs)` all use this module, so they accept the same names and give the same
+errors. A name belongs to exactly one branch of the tree.
 """
 
 import functools
@@ -25,17 +25,17 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class FieldInfo(msgspec.Struct, frozen=True):
-    """One configuration field, as `--help` and `docs/config.md` show it."""
+    """One configuration field, as shown in `--help` and `docs/config.md`."""
 
     name: str
     branch: str
     """"model", "cache", ...; "server" for the HTTP side."""
     type: Any
     default: Any
-    """`msgspec.NODEFAULT` when the field is required."""
+    """`msgspec.NODEFAULT` if the field is required."""
     description: str
     aliases: tuple[str, ...] = ()
-    """Other names of the field, which mean the same."""
+    """Other names of the field with the same meaning."""
     short: tuple[str, ...] = ()
     """Short spellings of its flag: `-tp`."""
 
@@ -46,12 +46,12 @@ class FieldInfo(msgspec.Struct, frozen=True):
 
 
 def spelled(name: str) -> str:
-    """Return a setting's name as the command line spells it."""
+    """Return a setting's name as spelled on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def parse_size(text: str) -> int:
-    """Read a number with an optional unit: `32k` = 32 000, `32K` = 32 768, `1.5G` = 1.5 x 2^30.
+    """Parse a number with an optional unit: `32k` = 32 000, `32K` = 32 768, `1.5G` = 1.5 x 2^30.
 
     Raises:
         ValueError: the text is not such a number.
@@ -115,11 +115,11 @@ def own_names(settings: Mapping[str, Any], fields: Iterable[FieldInfo]) -> dict[
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
-    """Build the engine's tree from flat settings.
+    """Build the engine's configuration from flat settings.
 
     Raises:
-        ConfigError: an unknown name, a setting of vLLM's that cannot be heeded, or a value of the wrong type or out of
-            bounds; the message names it.
+        ConfigError: a name is unknown, a vLLM setting is not supported, or a value has the wrong type or is out of
+            bounds. The message names it.
     """
     homes = {info.name: info.branch for info in engine_fields()}
     settings = translate_vllm_settings(settings)
@@ -135,10 +135,10 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def server_config(settings: Mapping[str, Any]) -> ServerConfig:
-    """Build the HTTP side from flat settings.
+    """Build the HTTP server's configuration from flat settings.
 
     Raises:
-        ConfigError: as for `engine_config`.
+        ConfigError: see `engine_config`.
     """
     return _convert(own_names(settings, server_fields()), ServerConfig)
 
@@ -153,7 +153,7 @@ def _convert(tree: dict[str, Any], struct: type[Config]) -> Config:
 
 
 def _choices(name: str) -> str:
-    """Return what a setting may be, when that is a list of words."""
+    """Return the valid values of a setting, if they are a list of words."""
     kind = next((info.type for info in (*engine_fields(), *server_fields()) if info.name == name), None)
     parts = [kind] if get_origin(kind) is Literal else [part for part in get_args(kind) if part is not NoneType]
     if parts and all(get_origin(part) is Literal for part in parts):

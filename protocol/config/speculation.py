@@ -14,15 +14,15 @@ from octavo.protocol.params import MAX_SPECULATION
 SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
 
 DEFAULT_DEPTH = 8
-"""The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
+"""The depth adapts to each request. Up to about this many rows of a step cost a CPU little."""
 DEFAULT_HEAD_DEPTH = 3
-"""Each token that a head or a draft model drafts is one more pass over its weights."""
+"""Each token drafted by a head or a draft model costs one more pass over its weights."""
 
 _HEADS = ("eagle", "eagle3")
 _DRAFTERS = ("draft_model", *_HEADS)
-"""Methods whose layers `model` names."""
+"""Methods whose layers are named by `model`."""
 _MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
-"""vLLM's names for the layers that a model brings itself."""
+"""vLLM's names for draft layers that are part of the model."""
 _MISSING_METHODS = ("medusa", "mlp_speculator")
 
 _NO_MODEL = "leave the model out"
@@ -56,9 +56,9 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
 
     method: SpeculationMethod
     max_depth: int
-    """Most tokens that are drafted of one request in one step."""
+    """Most tokens drafted for one request in one step."""
     is_adaptive: bool = True
-    """Whether drafts depend on what they have been worth; otherwise each is as deep as it can be."""
+    """Whether drafting adapts to its measured benefit. If not, each draft has the maximum depth."""
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
     suffix_max_tree_depth: int = 24
@@ -66,12 +66,12 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     suffix_max_spec_factor: float = 1.0
     suffix_min_token_prob: float = 0.1
     head: ModelFacts | None = None
-    """What workers draft with: a smaller model, the layers of `eagle` and `eagle3`; of `mtp` the model itself.
-    None: the core drafts."""
+    """What workers draft with: a smaller model, or the layers of `eagle` and `eagle3`; for `mtp` the model itself. None
+    if the core drafts."""
     quantization: QuantizationChoice | None = None
-    """Of the weights of the draft model; None: as its checkpoint has them."""
+    """Quantization of the draft model's weights. None for that of its checkpoint."""
     draft_ranks: int | None = None
-    """`draft_tensor_parallel_size`, which must be that of the model; None: it was not given."""
+    """`draft_tensor_parallel_size`, which must equal that of the model. None if it was not given."""
 
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
@@ -96,7 +96,7 @@ class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def head_path(config: SpeculationConfig) -> str | None:
-    """Return the draft model or the head that workers draft with; None: there is none.
+    """Return the path of the draft model or draft head. Return None if there is none.
 
     Raises:
         ConfigError: see `resolve_speculation`.
@@ -106,7 +106,7 @@ def head_path(config: SpeculationConfig) -> str | None:
 
 
 def is_draft_model(config: SpeculationConfig) -> bool:
-    """Return whether the model at `head_path` is a whole one, with a vocabulary of its own.
+    """Return whether `head_path` is a complete model with its own vocabulary.
 
     Raises:
         ConfigError: see `resolve_speculation`.
@@ -118,15 +118,16 @@ def is_draft_model(config: SpeculationConfig) -> bool:
 def resolve_speculation(
     config: SpeculationConfig, facts: ModelFacts, head: ModelFacts | None = None
 ) -> ResolvedSpeculation | None:
-    """Return how an engine speculates; None: it does not.
+    """Return how an engine speculates. Return None if it does not.
 
     Args:
         config: the user's settings.
-        facts: of the model.
+        facts: facts of the model.
         head: facts of the model at `head_path`.
 
     Raises:
-        ConfigError: the settings are wrong, contradict each other, or need what this release or model lacks.
+        ConfigError: the settings are invalid, contradict each other, or need something that this release or model
+            lacks.
     """
     given = _read(config)
     if given is None:
@@ -175,14 +176,14 @@ def check_head_engine(
     """Reject engines that cannot draft with a head or a draft model.
 
     Args:
-        speculation: of the engine.
-        num_ranks: that share each layer.
-        num_stages: of the pipeline.
-        is_lock_step: whether engines divide the experts of the model.
-        has_embeds: whether prompts may have embeddings in place of tokens.
+        speculation: how the engine speculates.
+        num_ranks: number of ranks that share each layer.
+        num_stages: number of pipeline stages.
+        is_lock_step: whether engines share the experts of the model.
+        has_embeds: whether prompts may have embeddings instead of tokens.
 
     Raises:
-        ConfigError: the engine is to and cannot.
+        ConfigError: the engine is configured to draft with one, but cannot.
     """
     if speculation is None or speculation.head is None:
         return
@@ -253,7 +254,7 @@ def _check_draft_settings(given: _SpeculativeConfig, method: SpeculationMethod) 
 
 
 def _read(config: SpeculationConfig) -> _SpeculativeConfig | None:
-    """Return the settings as one object; None: there are none, or they ask for no speculation."""
+    """Return the settings as one object. Return None if there are none, or if they disable speculation."""
     setting = config.speculative_config
     try:
         fields = dict(msgspec.json.decode(setting or "{}") if isinstance(setting, str) else setting or {})

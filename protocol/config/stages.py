@@ -1,14 +1,14 @@
-"""The pipeline stages that the user asks for, checked."""
+"""Checks of the requested pipeline stages."""
 
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.errors import ConfigError
 
 
 def resolve_stages(parallel: ParallelConfig, num_layers: int) -> list[int]:
-    """Return the layers of each stage as the user has given them, [] otherwise.
+    """Return the number of layers per stage as given by the user. Return an empty list if not given.
 
     Raises:
-        ConfigError: the model has other layers.
+        ConfigError: the numbers do not fit the model's layers.
     """
     num_stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layer_partition
     if num_stages > num_layers:

@@ -1,4 +1,4 @@
-"""How large a step may be, and how long it may take: defaults by device, and what the user says."""
+"""Limits on the size and duration of a step: defaults by device, and the user's settings."""
 
 from typing import NamedTuple, TypeVar
 
@@ -12,23 +12,25 @@ T = TypeVar("T", int, float)
 _DEFAULT_SEQS = 256
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
-"""Per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
+"""In tokens per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
 _POOLING_FULL_STEP = {"cpu": 1024, "cuda": 0}
-"""More: these models are often so small that the time between two steps counts."""
+"""The value for pooling models. It is larger because these are often so small that the time between two steps
+matters."""
 _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
-"""Per thread: about 0.6 s of a small model's time, on any number of threads."""
+"""In tokens per thread: about 0.6 s of a small model's time, on any number of threads."""
 _DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
-"""In seconds. Steps of a GPU are shorter anyway."""
+"""In seconds. Steps on a GPU are shorter anyway."""
 
 _DEFAULT_SCHEDULER_STEPS = 8
-"""On a CPU. More gain little: one plan for eight steps is less than a hundredth of their time (docs/performance.md)."""
+"""On a CPU. More gains little: one plan for eight steps takes less than a hundredth of their time
+(docs/performance.md)."""
 
 _LARGEST_GRAPH = 512
 """Larger decodes take longer to compute than to launch, so a graph would not help."""
 
 
 class StepLimits(NamedTuple):
-    """Fields of `ResolvedConfig`."""
+    """The step limits in `ResolvedConfig`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -41,17 +43,17 @@ class StepLimits(NamedTuple):
 def resolve_step_limits(
     config: EngineConfig, facts: ModelFacts, device: DeviceName, num_threads: int, max_model_len: int
 ) -> StepLimits:
-    """Decide what the user left open.
+    """Resolve the limits that the user left open.
 
     Args:
         config: the user's settings.
-        facts: of the model.
-        device: where it runs.
+        facts: facts of the model.
+        device: where the model runs.
         num_threads: compute threads of a pipeline stage.
         max_model_len: most tokens of a request.
 
     Raises:
-        ConfigError: a step of that many tokens has no room for that many requests.
+        ConfigError: the token budget of a step is too small for the number of requests.
     """
     scheduler, is_pooled = config.scheduler, facts.pooling is not None
     max_num_seqs = scheduler.max_num_seqs or _DEFAULT_SEQS
@@ -88,7 +90,7 @@ def resolve_scheduler_steps(config: EngineConfig, device: DeviceName, *, has_dra
         is_pooled: whether the model generates no tokens.
 
     Raises:
-        ConfigError: the user wants several, and this engine computes one at a time.
+        ConfigError: the user has requested several, but this engine computes one at a time.
     """
     requested, parallel = config.scheduler.num_scheduler_steps, config.parallel
     reasons = {

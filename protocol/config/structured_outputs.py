@@ -1,4 +1,4 @@
-"""--structured-outputs-config: vLLM's settings of structured output."""
+"""`--structured-outputs-config`: vLLM's settings of structured output."""
 
 import logging
 from typing import Literal
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of vLLM's class of this name that apply here: octavo has one backend."""
+    """The fields of vLLM's class of this name that apply here. octavo has only one backend."""
 
     backend: Literal["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"] = "auto"
-    """vLLM's names; llguidance does the work of all of them."""
+    """vLLM's names. octavo uses llguidance for all of them."""
     disable_fallback: bool = False
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -26,13 +26,13 @@ class ResolvedStructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     max_grammar_bytes: int
     grammar_timeout_s: int
-    """Of processor time."""
+    """In seconds of CPU time."""
     disable_any_whitespace: bool
     disable_additional_properties: bool
 
 
 def resolve_structured_output(config: StructuredConfig) -> ResolvedStructuredOutput:
-    """Read `structured_outputs_config`.
+    """Parse `structured_outputs_config`.
 
     Raises:
         ConfigError: it is not an object with fields of vLLM's class.

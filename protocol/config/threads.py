@@ -1,4 +1,4 @@
-"""How many compute threads a CPU worker has, and the cores they are bound to."""
+"""Number of compute threads of a CPU worker, and the cores to which they are bound."""
 
 from typing import Literal, TypeAlias
 
@@ -7,19 +7,19 @@ from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 
 CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
-"""The cores that compute threads are bound to, the first for the first thread."""
+"""The cores to which compute threads are bound, in the order of the threads."""
 
 
 def resolve_threads(config: EngineConfig, num_cores: int, num_workers: int) -> tuple[CoreBinding, int]:
-    """Return the cores of all workers, and the threads of each.
+    """Return the cores of all workers, and the number of threads per worker.
 
     Args:
         config: the user's settings.
-        num_cores: cores this process may run on.
-        num_workers: of all engines, on this machine.
+        num_cores: number of cores on which this process may run.
+        num_workers: number of workers of all engines on this machine.
 
     Raises:
-        ConfigError: the list of cores is malformed, or has too few of them.
+        ConfigError: the list of cores is malformed or too short.
     """
     requested, text = config.device.num_threads, config.device.cpu_binding
     if text == "none":

@@ -1,4 +1,4 @@
-"""What cannot give a request the same bits on any number of workers that share the layers, checked."""
+"""Checks for bits that do not depend on the number of workers that share the layers."""
 
 from octavo.protocol.config.division import has_experts
 from octavo.protocol.config.engine import DeviceName, EngineConfig
@@ -6,14 +6,14 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
 NUM_RANKS = (1, 2, 4, 8)
-"""Sums are added in halves, of at most 8 segments."""
+"""Sums are computed as a binary tree over at most 8 segments."""
 
 
 def check_tp_invariance(config: EngineConfig, facts: ModelFacts, device: DeviceName) -> None:
-    """Reject what `--enable-tp-invariant-inference` cannot be combined with.
+    """Reject settings that cannot be combined with `--enable-tp-invariant-inference`.
 
     Raises:
-        ConfigError: the configuration has it.
+        ConfigError: the configuration has such a setting.
     """
     parallel = config.parallel
     if not parallel.enable_tp_invariant_inference:

@@ -1,5 +1,4 @@
-"""vLLM settings that octavo does not have: the values that are accepted because they change nothing, and why others
-are rejected.
+"""vLLM settings that octavo does not have: the values that are accepted without effect, and why others are rejected.
 
 A command line or keyword arguments written for vLLM 0.32 work here, or are rejected with what to do instead. octavo's
 own settings are in `engine.py` and `server.py`.
@@ -26,18 +25,18 @@ class VllmSetting(Struct, frozen=True):
     kind: Kind
     """Form of its flag: `--name` and `--no-name`, one value, or several."""
     why: str
-    """What octavo does instead, and what to do; follows the name in messages."""
+    """What octavo does instead, and what to do. Follows the name in messages."""
     accepted: tuple[str, ...] | None
-    """Values that match what octavo does, in lower case; None: any value, as the setting has no effect."""
+    """Values that match what octavo does, in lower case. None for any value, if the setting has no effect."""
     short: str = ""
     """Short form of the flag: `-pp`."""
 
 
 def translate_vllm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that only vLLM has; settings without effect are logged.
+    """Return the settings without those that only vLLM has. Settings without effect are logged.
 
     Raises:
-        ConfigError: one of them requires something that octavo does not do.
+        ConfigError: a setting requires something that octavo does not do.
     """
     own = {}
     for name, value in settings.items():
@@ -83,7 +82,7 @@ def _profiler(value: Any) -> dict[str, Any]:
 
 
 def _has_marks_of_parsers(value: Any) -> bool:
-    """True if a reasoning_config has only the marks that all of our reasoning parsers have."""
+    """Return whether a reasoning_config has only the markers that all reasoning parsers here have."""
     try:
         marks = json.loads(value) if isinstance(value, str) else dict(value)
     except (ValueError, TypeError):
@@ -105,7 +104,7 @@ def _text(value: Any) -> str:
 
 
 def _group(kind: Kind, why: str, accepted: tuple[str, ...] | None, names: str) -> Iterator[VllmSetting]:
-    """Yield settings that share a reason; a name may be followed by `/-x`, the short form of its flag."""
+    """Yield settings that share a reason. A name may be followed by `/-x`, the short form of its flag."""
     for word in names.split():
         name, _, short = word.partition("/")
         yield VllmSetting(name, kind, why, accepted, short)

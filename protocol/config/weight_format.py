@@ -1,4 +1,4 @@
-"""Type and quantization of the weights: what the checkpoint says, and what `--dtype` and `--quantization` say."""
+"""Data type and quantization of the weights, from the checkpoint, `--dtype` and `--quantization`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,9 +26,9 @@ _ALIASES: Mapping[str, QuantizationName] = {
     "intel/auto-round": "auto-round",
     "quark": "quark",
 }
-"""What vLLM and config.json call the formats; Marlin is a kernel of vLLM's for the same weights."""
+"""Names of the formats in vLLM and config.json. Marlin is a vLLM kernel for the same weights."""
 QUANTIZED_WHILE_LOADING = ("w8a8", "int8", "int4", "fp8", "bitsandbytes")
-"""Formats that an unquantized checkpoint can get."""
+"""Formats to which an unquantized checkpoint can be converted."""
 _DTYPE_ALIASES: dict[str, DtypeName] = {
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -40,7 +40,7 @@ _PHASE = "configuration"
 
 
 def resolve_dtype(requested: DtypeChoice, facts: ModelFacts) -> DtypeName:
-    """Return the type of weights and activations."""
+    """Return the data type of weights and activations."""
     if requested != "auto":
         return _DTYPE_ALIASES[requested]
     checkpoint = _DTYPE_ALIASES[facts.checkpoint_dtype]
@@ -48,10 +48,10 @@ def resolve_dtype(requested: DtypeChoice, facts: ModelFacts) -> DtypeName:
 
 
 def checkpoint_quantization(facts: ModelFacts) -> QuantizationName | None:
-    """Return the format of a checkpoint's weights; None: they are not quantized.
+    """Return the format of a checkpoint's weights. Return None if they are not quantized.
 
     Raises:
-        ConfigError: it is one that octavo does not read.
+        ConfigError: octavo does not support the format.
     """
     if facts.load_format == "gguf":
         return "gguf"
@@ -81,12 +81,12 @@ _CACHE_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic"
 
 
 def resolve_quantization(requested: QuantizationChoice | None, facts: ModelFacts, dtype: DtypeName) -> QuantizationName:
-    """Return the format in which products have the weights.
+    """Return the weight format that matrix products use.
 
     Args:
         requested: `--quantization`.
-        facts: of the model.
-        dtype: of the activations. Users of float32 want the weights of the checkpoint as exact as possible.
+        facts: facts of the model.
+        dtype: data type of the activations. With float32, users want the checkpoint's weights as exact as possible.
 
     Raises:
         ConfigError: the checkpoint has another format.
@@ -117,14 +117,15 @@ def resolve_quantization(requested: QuantizationChoice | None, facts: ModelFacts
 
 
 def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how keys and values of the cache are quantized, in the words of `kv_cache_scheme`; empty: they are not.
+    """Return the quantization of the KV cache in the form of `kv_cache_scheme`. Return an empty mapping if it is not
+    quantized.
 
     Args:
-        section: `quantization_config` of config.json. ModelOpt names an algorithm; Quark names the layers whose outputs
+        section: `quantization_config` of config.json. ModelOpt names an algorithm. Quark names the layers whose outputs
             have scales, and how these are quantized.
 
     Raises:
-        ConfigError: Quark's section does not say how they are quantized, or gives layers different caches.
+        ConfigError: Quark's section does not say how they are quantized, or the layers differ.
     """
     scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo") or {}
     if isinstance(scheme, str):
@@ -142,7 +143,7 @@ def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
     """Return `output_tensors` in `layer_quant_config`, which the layers in `kv_cache_group` share.
 
     Raises:
-        ConfigError: a layer has none, or others than the first.
+        ConfigError: a layer has none, or differs from the first.
     """
     field = "config.json: 'kv_cache_group' in 'export' of 'quantization_config'"
     if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
@@ -172,10 +173,10 @@ def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
 
 
 def asks_for_float8_cache(facts: ModelFacts) -> bool:
-    """Return whether the checkpoint has scales for keys and values in 8-bit floats (`kv_cache_scheme`).
+    """Return whether the checkpoint has scales for an 8-bit float KV cache (`kv_cache_scheme`).
 
     Raises:
-        ConfigError: it asks for another quantized cache.
+        ConfigError: it requires another quantized cache.
     """
     section = facts.hf_config.get("quantization_config")
     scheme = cache_scheme(section) if isinstance(section, Mapping) else None
