@@ -1,4 +1,4 @@
-"""LoRA adapters whose factors two ranks divide, in captured graphs: ranks are processes, with Gloo in place of NCCL."""
+"""LoRA adapters whose factors ranks divide, in captured graphs: ranks are processes, with Gloo in place of NCCL."""
 
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(not IS_INTERPRETING, reason="ranks are forked processes, which cannot use a GPU"),
 ]
 CPU = torch.device("cpu")
-SIZE = 2
 NUM_STEPS = 2
 PROMPT = prompt(4)
 SPEC = spec(logprobs=1, prompt_logprobs=1)
@@ -34,7 +33,7 @@ TARGETS = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "lm_head", "emb
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"num_hidden_layers": 1, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
     return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"), **sizes)
 
 
@@ -91,9 +90,15 @@ def compute(
     assert alone.prompt_logprobs == together[1].prompt_logprobs
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_that_divide_both_factors(
-    tmp_path: Path, model_path: Path, adapters: list[Path], computed_on_cpu: list[Running], _kernels_of_gpus: None
+    tmp_path: Path,
+    model_path: Path,
+    adapters: list[Path],
+    computed_on_cpu: list[Running],
+    _kernels_of_gpus: None,
+    size: int,
 ) -> None:
-    settings = {**LORA, **SETTINGS, "device": "cuda", "tensor_parallel_size": SIZE}
+    settings = {**LORA, **SETTINGS, "device": "cuda", "tensor_parallel_size": size}
     config = worker_config(model_path, fully_sharded_loras=True, **settings)
-    on_forked_ranks(SIZE, tmp_path / "ranks", partial(compute, config, adapters, computed_on_cpu))
+    on_forked_ranks(size, tmp_path / "ranks", partial(compute, config, adapters, computed_on_cpu))
