@@ -1,1 +1,1 @@
-"""The tensors that hold keys and values."""
+"""Memory of keys, values and recurrent states: on the device, in host memory, and in files."""

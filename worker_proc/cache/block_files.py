@@ -1,4 +1,5 @@
-"""`BlockFiles`: contents of blocks and states in files, for the workers of another engine. Does not decide which."""
+"""`BlockFiles`: contents of blocks and states in files, for the workers of another engine. The core chooses the
+blocks."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,17 @@ _T = TypeVar("_T")
 
 
 class BlockFiles:
-    """Writes blocks of one worker to files in shared memory, and reads such files: blocks, then recurrent states. The
-    parts of a block lie together, in the order of the buffers, so workers of the same layout read each other's files.
+    """Writes blocks and recurrent states of one worker to files in shared memory, and reads such files.
+
+    A file holds blocks, then states. The parts of a block are stored together, in the order of the buffers, so workers
+    of the same layout can read each other's files.
 
     Args:
-        buffers: buffers of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
+            buffers: buffers of the cache; each is divided evenly among its blocks. [] for a pipeline stage without any.
         num_blocks: number of blocks of the cache.
-        state_buffers: likewise, of recurrent states; [] if there are none.
-        num_states: their slots.
-        library: copies on several threads; `None` if torch copies.
+            state_buffers: buffers of recurrent states, divided evenly among their slots; [] if there are none.
+            num_states: number of state slots.
+            library: copies on several threads; `None` if torch copies.
         num_threads: number of threads of the library.
     """
 
@@ -51,10 +54,10 @@ class BlockFiles:
         )
 
     def apply(self, command: BlockFilesCommand, rank: int) -> str:
-        """Carry out a command; returns why blocks were not saved, "" if they were.
+        """Execute a command. Return why blocks were not saved, "" if they were.
 
         Raises:
-            OSError, ValueError, RuntimeError: blocks cannot be loaded. Nobody knows any more what they hold.
+            OSError, ValueError, RuntimeError: blocks cannot be loaded. Their contents are then undefined.
         """
         path = rank_file(command.path, rank)
         if isinstance(command, LoadBlockFiles):
@@ -67,16 +70,18 @@ class BlockFiles:
         return ""
 
     def save(self, path: str, blocks: Sequence[int], states: Sequence[int] = ()) -> None:
-        """Write blocks to a new file, one after another, then states. No step that writes them may be unfinished.
+        """Write blocks to a new file, one after another, then states. All steps that write them must be over.
 
         Raises:
-            OSError: there is no room, or the file cannot be made.
+            OSError: there is no room, or the file cannot be created.
         """
         num_bytes = self._num_bytes(len(blocks), len(states))
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             if num_bytes:
-                os.posix_fallocate(fd, 0, num_bytes)  # a full memory is an error here, and a signal while it is mapped
+                os.posix_fallocate(
+                    fd, 0, num_bytes
+                )  # reports full memory as an error here, instead of a signal after mapping
         finally:
             os.close(fd)
         if not num_bytes:
@@ -97,12 +102,12 @@ class BlockFiles:
         state_rows: Sequence[BlockCopy] = (),
         num_blocks: int = 0,
     ) -> None:
-        """Read blocks and states from a file. No step that reads or writes them may be unfinished.
+        """Read blocks and states from a file. All steps that read or write them must be over.
 
         Args:
             path: path of the file.
-            rows: index in the file, and block.
-            state_rows: index among the states in the file, and slot.
+                rows: (index in the file, block) of each block to read.
+                state_rows: (index among the states in the file, slot) of each state to read.
             num_blocks: number of blocks in the file, which come before the states.
 
         Raises:
@@ -127,7 +132,7 @@ class BlockFiles:
             sources, blocks = torch.tensor(list(copies)).T
             for part, buffer in zip(file_rows, parts.buffers, strict=True):
                 buffer[blocks.to(buffer.device)] = part[sources].to(buffer.device)
-            torch.cuda.synchronize(parts.buffers[0].device)  # steps run on a stream of their own
+            torch.cuda.synchronize(parts.buffers[0].device)  # steps run on another stream
 
     def _num_bytes(self, num_blocks: int, num_states: int) -> int:
         return num_blocks * self._blocks.num_bytes + num_states * self._states.num_bytes
@@ -135,7 +140,7 @@ class BlockFiles:
     def _divide(
         self, mapped: Tensor, num_blocks: int, blocks: Sequence[_T], states: Sequence[_T]
     ) -> Iterator[tuple["_Parts", Sequence[_T], list[Tensor]]]:
-        """Yield the buffers of blocks and of states, what is to be copied, and the rows of the file for it."""
+        """Yield the buffers of blocks and of states, the rows to copy, and their rows in the file."""
         end = num_blocks * self._blocks.num_bytes
         for parts, wanted, part in ((self._blocks, blocks, mapped[:end]), (self._states, states, mapped[end:])):
             if wanted and parts.buffers:
@@ -143,10 +148,10 @@ class BlockFiles:
 
 
 class _Parts:
-    """Buffers that are divided evenly among blocks, or among slots of states."""
+    """Buffers that are divided evenly among blocks, or among state slots."""
 
     def __init__(self, buffers: Sequence[Tensor], num_blocks: int) -> None:
         self.buffers = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
         self.num_bytes = sum(buffer.shape[1] for buffer in self.buffers)
-        """Of one block."""
+        """Bytes of one block."""
         self.is_on_host = all(buffer.device.type == "cpu" for buffer in self.buffers)

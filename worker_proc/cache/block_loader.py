@@ -1,4 +1,4 @@
-"""`BlockLoader`: fills blocks of the cache and writes blocks to files on threads of its own, while steps go on."""
+"""`BlockLoader`: fills blocks of the cache and writes blocks to files, on its own threads, while steps run."""
 
 import contextlib
 import os
@@ -23,26 +23,26 @@ from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
 
 NICENESS = 10
-"""Of the thread that writes files: it takes a tenth of a processor from steps at most, which is enough for writing what
-they compute. At 19 it would take a hundredth, and contents would be lost while all processors are busy."""
+"""Niceness of the thread that writes files. It takes at most a tenth of a processor from steps, which is enough to
+write what they compute. At 19 it would get a hundredth, and contents would be lost while all processors are busy."""
 
 
 class ContentStore(Protocol):
-    """Where contents are kept outside of the workers' memory. Reads and writes have a thread each."""
+    """Storage of block contents outside of the workers' memory. Reads and writes have one thread each."""
 
     def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Read contents; returns which of them were there."""
+        """Read contents. Return for each whether it was found."""
 
     def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Write contents; returns which of them are there now."""
+        """Write contents. Return for each whether it is stored now."""
 
     def close(self) -> None:
-        """Give up what is held."""
+        """Release all resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTransfer:
-    """What one command has loaded or stored."""
+    """The blocks that one command loaded or stored."""
 
     sequence: int
     missing: list[BlockId]
@@ -50,16 +50,16 @@ class FinishedTransfer:
     missing_states: list[BlockId] = field(default_factory=list)
 
     def reply(self, rank: int) -> BlocksLoaded:
-        """Return the answer of a worker."""
+        """Return the worker's reply."""
         return BlocksLoaded(self.sequence, rank, self.missing, self.elapsed_s, self.missing_states)
 
 
 class BlockLoader:
-    """Executes `LoadBlocks` commands in order, and `StoreBlocks` commands. A file descriptor tells when one is done.
+    """Executes `LoadBlocks` commands in order, and `StoreBlocks` commands. A file descriptor signals finished ones.
 
     Args:
-        host: host memory to copy from; files are read and written through it.
-        store: `None` if there is none.
+            host: host memory to copy from; files are read and written through it.
+            store: files or a connector; `None` if there is none.
         states: host memory for recurrent states; `None` if the engine keeps none there.
     """
 
@@ -74,10 +74,10 @@ class BlockLoader:
         num_rows = host.num_staging_rows
         self._load_rows = range(host.first_staging_row, host.first_staging_row + num_rows // 4)
         self._store_rows = deque(range(host.first_staging_row + num_rows // 4, host.first_staging_row + num_rows))
-        """Free rows for contents that are written to files."""
+        """Free staging rows for contents that are written to files."""
         first, num_state_rows = (states.first_staging_row, states.num_staging_rows) if states is not None else (0, 0)
         self._state_rows = deque(range(first, first + num_state_rows))
-        """Likewise, for states."""
+        """Free staging rows for states that are written to files."""
 
     def fileno(self) -> int:
         """Return the file descriptor to poll."""
@@ -87,14 +87,16 @@ class BlockLoader:
         """Begin a load.
 
         Args:
-            command: names its blocks.
-            event: the steps before are over when it is done.
+            command: names the blocks to load.
+            event: done when all earlier steps are over.
         """
         self._submit(self._load_thread, lambda: self._load(command, event))
 
     def store(self, command: StoreBlocks, record_event: Callable[[], DeviceEvent]) -> None:
-        """Copy blocks or states for files and begin to write them. What does not fit into the rows is missing in the
-        answer."""
+        """Copy blocks or states to staging rows and begin to write them to files.
+
+        The reply omits contents that do not fit into the rows.
+        """
         host, rows = (self._states_host, self._state_rows) if command.are_states else (self._host, self._store_rows)
         free = [rows.popleft() for _ in range(min(len(rows), len(command.blocks)))]
         blocks = command.blocks[: len(free)]
@@ -109,12 +111,12 @@ class BlockLoader:
         return self._states
 
     def take_finished(self) -> list[FinishedTransfer]:
-        """Return what has ended since the last call. Never blocks.
+        """Return the transfers that finished since the last call. Never blocks.
 
         Raises:
-            Exception: whatever a transfer has raised.
+            Exception: raised by a transfer.
         """
-        # Also without transfers: the last one may have been taken before its callback wrote to the descriptor.
+        # Even without transfers: the last one may have been taken before its callback wrote to the descriptor.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         done = [transfer for transfer in self._transfers if transfer.done()]
@@ -123,7 +125,7 @@ class BlockLoader:
         return [transfer.result() for transfer in done]
 
     def close(self) -> None:
-        """End the threads. Blocks until: the transfers before are done."""
+        """End the threads. Blocks until all earlier transfers are done."""
         self._load_thread.shutdown()
         self._store_thread.shutdown()
         if self._contents is not None:
@@ -155,7 +157,7 @@ class BlockLoader:
         return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s, missing_states)
 
     def _load_states(self, command: LoadBlocks) -> list[BlockId]:
-        """Read states into their places in host memory; returns those of which none has come."""
+        """Read states into their rows of host memory. Return those that were not found."""
         contents = [(key, self._states_host.row(place)) for key, place in command.states_from_files]
         found = [False] * len(contents) if self._contents is None else self._contents.read_all(command.folder, contents)
         places = zip(command.states_from_files, found, strict=True)
@@ -165,7 +167,7 @@ class BlockLoader:
         event.wait()
         started_s = time.perf_counter()
         missing = [block_id for block_id, _ in command.blocks[len(rows) :]]
-        # A state is large enough for a pack of its own. All contents of a pack have one size.
+        # A state is large enough for its own pack. All contents of a pack have the same size.
         host, free, num_contents = self._host, self._store_rows, MAX_CONTENTS
         if command.are_states:
             host, free, num_contents = self._states_host, self._state_rows, 1
@@ -180,9 +182,9 @@ class BlockLoader:
 
 
 def _use_all_processors() -> None:
-    """Let this thread run where any thread of the process may.
+    """Let this thread run on all processors of the process.
 
-    It inherits the one processor to which the thread that computes is bound, and would slow down every step there.
+    It inherits the one processor to which the computing thread is bound, and would slow down every step there.
     """
     processors: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
@@ -192,6 +194,6 @@ def _use_all_processors() -> None:
 
 
 def _yield_processors() -> None:
-    """Let this thread run on any processor, after the threads that compute."""
+    """Let this thread run on any processor, with lower priority than the threads that compute."""
     _use_all_processors()
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,4 +1,5 @@
-"""`ConnectorStore`: a connector of the user's as a store of contents. What it raises makes contents missing."""
+"""`ConnectorStore`: a user's KV connector as a content store. If the connector raises, its contents count as
+missing."""
 
 import logging
 from collections import defaultdict
@@ -44,16 +45,16 @@ class ConnectorStore:
         """See `ContentStore`."""
         try:
             self._connector.shutdown()
-        except Exception as error:  # the author's code, which may raise anything
+        except Exception as error:  # user code, which may raise anything
             name = type(self._connector).__name__
             logger.warning("KV connector %s: shutdown failed, ignored: %s: %s", name, type(error).__name__, error)
 
 
 class _Transfers:
-    """One direction, on one thread.
+    """One direction of transfers, on one thread.
 
-    The connector gets buffers of this class, not the rows of host memory that `BlockLoader` uses again: if it raises
-    while it waits for transfers, nobody knows when they end, and one that is late must not overwrite another content.
+    The connector gets buffers of this class, not the rows of host memory, which `BlockLoader` reuses. If the connector
+    raises while it waits for transfers, their end is unknown, and a late transfer must not overwrite other contents.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class _Transfers:
         self._wait = wait
         self._consequence = consequence
         self._free: defaultdict[int, list[bytearray]] = defaultdict(list)
-        """Buffers that the connector does not use, by their sizes: that of blocks and that of states."""
+        """Buffers that the connector does not use, by size: the size of blocks and the size of states."""
         self._log = LimitedLog(logger)
 
     def take_buffers(self, contents: Sequence[Content]) -> list[bytearray]:
@@ -77,7 +78,7 @@ class _Transfers:
         return [self._free[size].pop() if self._free[size] else bytearray(size) for size in sizes]
 
     def run(self, folder: str, contents: Sequence[Content], buffers: list[bytearray]) -> list[bool]:
-        """Transfer contents to or from buffers; returns which of them it has done."""
+        """Transfer contents to or from buffers. Return for each whether it was transferred."""
         blocks = [
             (content_key(folder, key), memoryview(buffer)) for (key, _), buffer in zip(contents, buffers, strict=True)
         ]
@@ -85,11 +86,11 @@ class _Transfers:
         try:
             self._start(blocks)
             has_started = True
-        except Exception as error:  # the author's code, which may raise anything
+        except Exception as error:  # user code, which may raise anything
             self._warn(self._start, len(blocks), error)
         try:
             missing = set(self._wait())
-        except Exception as error:  # the author's code, which may raise anything
+        except Exception as error:  # user code, which may raise anything
             self._warn(self._wait, len(blocks), error)
             return [False] * len(blocks)  # the connector keeps the buffers
         for buffer in buffers:

@@ -1,4 +1,4 @@
-"""`ContentFiles`: writes and reads the pack files of KV blocks of one rank. A damaged file is a missing one."""
+"""`ContentFiles`: writes and reads the pack files of one rank's KV blocks. A damaged file counts as missing."""
 
 import contextlib
 import logging
@@ -18,19 +18,19 @@ from octavo.worker_proc.cache.pack_index import PackIndex, PackPlace
 logger = logging.getLogger(__name__)
 
 Content: TypeAlias = tuple[bytes, memoryview]
-"""Key, and the bytes of a block or room for them."""
+"""Key, and a buffer with the bytes of a block or with room for them."""
 
 _Wanted: TypeAlias = tuple[int, PackPlace, memoryview]
-"""Index of a content among those of a call, where it is, and room for it."""
+"""Index of a content among those of a call, its place in the files, and room for it."""
 
 
 class ContentFiles:
-    """The packs of one rank below a folder: see `octavo.protocol.block_packs`.
+    """The packs of one rank in a folder; see `octavo.protocol.block_packs`.
 
-    A pack is written under another name and renamed, so it is there as a whole or not at all, unless the machine
-    fails: then its checksums tell. Writing a pack, or reading any of its contents, counts as using it.
+    A pack is written under a temporary name and renamed, so it is complete or absent unless the machine fails; its
+    checksums detect that. Writing a pack, or reading any of its contents, counts as use.
 
-    Reads have a thread of their own, and so have writes.
+    Reads and writes may run on one thread each.
 
     Args:
         rank: rank of the worker.
@@ -45,7 +45,7 @@ class ContentFiles:
         """Do nothing: no file is open."""
 
     def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Write contents of one size, in as few packs as possible; returns which of them are there now."""
+        """Write contents of one size, in as few packs as possible. Return for each whether it is stored now."""
         is_there: list[bool] = []
         for start in range(0, len(contents), MAX_CONTENTS):
             part = contents[start : start + MAX_CONTENTS]
@@ -53,7 +53,7 @@ class ContentFiles:
         return is_there
 
     def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Read contents; returns which of them were there and whole."""
+        """Read contents. Return for each whether it was found and intact."""
         index = self._index(folder)
         if any(index.find(key) is None for key, _ in contents):
             index.refresh()
@@ -93,7 +93,7 @@ class ContentFiles:
         return True
 
     def _read_pack(self, index: PackIndex, path: Path, wanted: Sequence[_Wanted]) -> list[int]:
-        """Read contents of one pack, sorted by place; returns the numbers of those that were whole."""
+        """Read contents of one pack, sorted by place. Return the indices of those that were intact."""
         whole: list[int] = []
         try:
             with path.open("rb", buffering=0) as file:

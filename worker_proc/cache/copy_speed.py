@@ -1,4 +1,4 @@
-"""Measures how long a block takes from host memory to the cache, so that the core can tell whether to compute it."""
+"""Measures the copy time of a block from host memory to the cache. The core compares it with recomputation."""
 
 import time
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.base import Device
 
 SAMPLE_BYTES = 32 << 20
-"""More than the caches of a processor hold: offloaded blocks are not in these either."""
+"""Larger than the processor's caches, because offloaded blocks are not cached either."""
 
 NUM_COPIES = 3
-"""The fastest counts: others may use the machine."""
+"""The fastest copy counts: others may use the machine."""
 
 
 def measure_block_copy(
     specs: Sequence[CacheGroupSpec], device: Device, library: NativeLibrary | None, num_threads: int
 ) -> float:
-    """Return the seconds in which one block is copied to the device; 0.0 if there are no blocks.
+    """Return the seconds that a copy of one block to the device takes; 0.0 if there are no blocks.
 
     Args:
-        specs: the cache groups of this worker. Blocks are divided into keys and values of as many layers.
+        specs: cache groups of this worker, which determine the sizes of a block's parts.
         device: has room for a few blocks.
         library: see `HostBlocks`.
-        num_threads: likewise.
+        num_threads: see `HostBlocks`.
     """
     spec = max((spec for spec in specs if spec.kind != "state"), key=lambda spec: spec.block_bytes, default=None)
     if spec is None or not spec.block_bytes or not spec.num_layers:
@@ -40,7 +40,7 @@ def measure_block_copy(
     stream = device.stream()
     host = HostBlocks(buffers, num_blocks, num_blocks, library, num_threads, stream)
     pairs = [(block_id, block_id) for block_id in range(num_blocks)]
-    host.copy_out(pairs)  # host memory is found when it is first written
+    host.copy_out(pairs)  # host memory is allocated by the first write
     fastest_s = float("inf")
     for _ in range(NUM_COPIES):
         if stream is not None:

@@ -1,4 +1,4 @@
-"""Keys and values of items that whole requests attend to: cross-attention. Written once for each item."""
+"""Keys and values of items for cross-attention. They are computed once per item, and requests attend to all of them."""
 
 from collections.abc import Collection
 
@@ -14,24 +14,24 @@ from octavo.worker_proc.cache.storage import KVStorage
 
 
 class CrossCache:
-    """The paged cache of all layers with cross-attention. An item has consecutive blocks: its place.
+    """The paged cache of all layers with cross-attention. Each item occupies consecutive blocks.
 
-    It has the format of the cache of requests, so one kernel reads both.
+    It has the format of the requests' cache, so one kernel reads both.
 
     Args:
         shape: shape of the bidirectional attention of each layer.
         num_layers: number of layers with cross-attention.
-        num_items: places.
+        num_items: most items.
         num_keys: number of keys of an item.
-        block_size: slots of a block.
+        block_size: tokens of a block.
         dtype: type of keys and values.
         library: native kernels; `None` if torch or a GPU computes.
         device: device of keys and values.
-        group: index of the cache group of these layers in a step: after all others.
+        group: index of the cache group of these layers in a step, after all others.
         aligned_layers: layers whose queries every step keeps, for alignments.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for it.
+        MemoryError, RuntimeError: not enough memory.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CrossCache:
         self.blocks_per_item = -(-num_keys // block_size)
         num_blocks = num_items * self.blocks_per_item
         self.layout = CacheLayout.of(shape, dtype, block_size, group)
-        """Of the native cache of a layer."""
+        """Layout of the native cache of a layer."""
         self._is_native = library is not None
         self.layers: list[tuple[Tensor, Tensor]]
         """Keys and values of each layer."""
@@ -74,11 +74,11 @@ class CrossCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all layers, if every place is used."""
+        """Bytes of all layers with all items."""
         return sum(buffer.nbytes for layer in self.layers for buffer in layer)
 
     def slots_of(self, place: int) -> Ints:
-        """Return where the keys of an item go."""
+        """Return the cache slots of an item's keys."""
         return place * self.blocks_per_item * self.block_size + np.arange(self.num_keys)
 
     def keys(self, layer: int, place: int) -> Tensor:
@@ -89,7 +89,7 @@ class CrossCache:
         return self.layers[layer][0].flatten(0, 1)[first : first + self.num_keys].float()
 
     def inputs(self, places_R: Ints) -> GroupInputs:
-        """Return what a step whose requests attend to the items at these places needs."""
+        """Return the group inputs of a step whose requests attend to the items at these indices."""
         blocks = places_R[:, None] * self.blocks_per_item + np.arange(self.blocks_per_item)
         context_lens_R = np.full(len(places_R), self.num_keys)
         return GroupInputs(np.zeros(0, dtype=np.int64), blocks.astype(np.int32), context_lens_R)

@@ -1,9 +1,9 @@
-"""Cache groups: layers that share block tables, and what their attention looks like; layers with a recurrent state.
+"""Cache groups: layers of equal attention that share a block table, and the group of layers with a recurrent state.
 
-The groups of a model share one memory: block i of a group lies where block i of any other group would, and the core
-gives it to one of them at a time. A group therefore takes as much memory for a block as the largest one.
+The groups of a model share one memory: block i of every group has the same address, and the core assigns it to one of
+them at a time. A block therefore takes as much memory in every group as in the largest one.
 
-All layers with a state form one more group, after those of attention, whose memory is apart: see `states.py`.
+All layers with a state form one more group, after those of attention, with memory of its own: see `states.py`.
 """
 
 import math
@@ -17,39 +17,39 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError
 
 MAX_GROUPS = 8
-"""A step plans attention for each group, and the core keeps a list of blocks of each request in each."""
+"""A step plans attention for each group, and the core keeps a block list per request and group."""
 
 _GROUP_COST = 0.02
-"""What another group costs in time, as a fraction of the memory that it would have to save."""
+"""Time cost of another group, as the fraction of memory that it must save to be worthwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers whose keys and values lie in blocks with the same ids.
+    """Layers whose keys and values are in blocks with the same ids.
 
-    One block table and one slot mapping serve all of them, and their attention is planned once for each step.
+    They share one block table and one slot mapping, and their attention is planned once per step.
     """
 
     shape: AttentionShape
     layers: tuple[int, ...]
-    """Indices of the layers in the model; a pipeline stage may have none of them."""
+    """Indices of the layers in the model; may be empty for a pipeline stage."""
 
     @property
     def num_places(self) -> int:
-        """For how many layers a block has room.
+        """Number of layers that a block has room for.
 
-        Nobody reads the keys of attention in both directions after its layer has run: a request is computed in one
-        step. All layers then use the same place.
+        The keys of bidirectional attention are never read after their layer, because a request is computed in one step.
+        All such layers share one place.
         """
         return len(self.layers) if self.shape.is_causal else min(len(self.layers), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The float32 tensors in which a layer keeps what it knows of the past of a request."""
+    """Shapes of the float32 tensors that hold a layer's recurrent state of one request."""
 
     parts: tuple[tuple[int, ...], ...]
-    """Their dimensions."""
+    """Shape of each tensor."""
 
     @property
     def num_bytes(self) -> int:
@@ -59,14 +59,14 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """The layers with a state. A slot has the state of a request in each of them."""
+    """The layers with a state. A slot holds the state of one request in all of them."""
 
     shapes: Mapping[int, StateShape]
-    """By the index of the layer in the model; a pipeline stage may have none of them."""
+    """State shape by layer index; may be empty for a pipeline stage."""
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Their indices."""
+        """Indices of the layers."""
         return tuple(self.shapes)
 
     @property
@@ -78,14 +78,14 @@ class StateGroup:
 def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[int]) -> tuple[CacheGroup, ...]:
     """Divide the layers of a model into groups of equal attention and about equal size.
 
-    All pipeline stages have the same groups, each with its own layers of them.
+    All pipeline stages have the same groups, each with its own layers.
 
     Args:
-        shapes: shapes of the attention of each layer of the model; `None` if it has none.
+        shapes: shape of the attention of each layer of the model; `None` for a layer without attention.
         own_layers: layers of this pipeline stage.
 
     Raises:
-        ConfigError: keys and values have another size in some layers than in others.
+        ConfigError: sizes of keys and values differ between layers.
     """
     kinds: dict[AttentionShape, list[int]] = {}
     for layer, shape in enumerate(shapes):
@@ -99,7 +99,7 @@ def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[
         raise ConfigError(f"layers with different sizes of keys are not supported: (heads, keys, values) {listed}")
     counts = _groups_of_kinds([len(layers) for layers in kinds.values()], [shape.window for shape in kinds])
     if not all(shape.is_causal for shape in kinds):
-        counts = [1] * len(kinds)  # their layers share one place, so their numbers do not matter
+        counts = [1] * len(kinds)  # their layers share one place, so the number of layers does not matter
     groups = []
     for (shape, layers), num_groups in zip(kinds.items(), counts, strict=True):
         own = [layer for layer in layers if layer in own_layers]
@@ -109,10 +109,10 @@ def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[
 
 
 def _groups_of_kinds(num_layers: Sequence[int], windows: Sequence[int | None]) -> list[int]:
-    """Return into how many groups the layers of each kind are divided.
+    """Return the number of groups for the layers of each kind.
 
-    Groups of equal size waste no memory, but small ones are many. The size is the one for which a short request, which
-    has blocks in all groups, and a long one, which has most of its blocks in groups without a window, take the least.
+    Equal groups waste no memory, but small groups are many. The chosen size minimizes the memory of a short request,
+    which has blocks in all groups, and of a long request, which has most of its blocks in groups without a window.
     """
 
     def cost(size: int) -> float:
@@ -143,5 +143,5 @@ def key_sizes(groups: Sequence[CacheGroup]) -> tuple[int, int, int | None]:
 
 
 def max_group_layers(groups: Sequence[CacheGroup]) -> int:
-    """Return for how many layers a block has room."""
+    """Return the number of layers that a block has room for."""
     return max((group.num_places for group in groups), default=0)

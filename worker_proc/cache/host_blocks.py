@@ -1,4 +1,4 @@
-"""`HostBlocks`: host memory for contents that blocks of the cache lose to others. Does not decide which."""
+"""`HostBlocks`: host memory for the contents of evicted blocks. The core chooses them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ CopyPairs: TypeAlias = Callable[[Sequence[BlockCopy]], None]
 
 
 class HostBlocks:
-    """Blocks in host memory, pinned if a GPU copies them. The parts of a block, of all layers, lie together.
+    """Blocks in host memory, pinned if a GPU copies them. The parts of a block, of all layers, are adjacent.
 
-    A GPU copies on the stream of its steps, so copies and steps are done in the order of the plans.
+    A GPU copies on the stream of its steps, so copies and steps run in the order of the plans.
 
     Args:
         buffers: buffers of the cache; each is divided evenly among its blocks. []: a pipeline stage without any. Or
@@ -33,10 +33,10 @@ class HostBlocks:
         library: copies on several threads; `None` if torch or a GPU copies.
         num_threads: number of threads of the library.
         stream: stream of the device; `None` if the host computes.
-        num_staging_rows: blocks in host memory through which files are read and written.
+            num_staging_rows: further rows of host memory through which files are read and written.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for it.
+            MemoryError, RuntimeError: not enough memory.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class HostBlocks:
         num_staging_rows: int = 0,
     ) -> None:
         self.first_staging_row = num_host_blocks
-        """Staging rows are used like further blocks."""
+        """Index of the first staging row. Staging rows are addressed like blocks."""
         self.num_staging_rows = num_staging_rows
         num_host_blocks += num_staging_rows
         self._stream = stream
         self._unpopulated: deque[Tensor] = deque()
-        """Parts of the memory that nobody has written."""
+        """Parts of the memory that have not been touched yet."""
         self._cache = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
         block_bytes = sum(buffer.shape[1] for buffer in self._cache)
         if buffers and buffers[0].device.type != "cpu":
@@ -77,7 +77,7 @@ class HostBlocks:
             self._copy_in, self._copy_in_aside = partial(copier.copy, num_threads=num_threads), copier.copy
 
     def on_idle(self, wait_for_command: Callable[[int], object]) -> None:
-        """Have the system find memory while nothing is computed: a step would wait 3 ms for each huge page.
+        """Have the system allocate the memory while the worker is idle: a step would wait 3 ms for each huge page.
 
         Args:
             wait_for_command: see `Prefaulter.touch_pages`.
@@ -89,12 +89,12 @@ class HostBlocks:
             wait_ms = 0
 
     def apply(self, copies_out: Sequence[BlockCopy], copies_in: Sequence[BlockCopy]) -> None:
-        """Make the copies of a plan, which come before its step. On a GPU: begin them."""
+        """Make the copies of a plan, which come before its step. On a GPU, only enqueue them."""
         self._copy_out(copies_out)
         self._copy_in(copies_in)
 
     def copy_out(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks to host memory as they are after the steps before. On a GPU: begin to."""
+        """Copy blocks to host memory, as they are after all earlier steps. On a GPU, only enqueue the copies."""
         self._copy_out(copies)
 
     def row(self, index: int) -> memoryview:
@@ -103,9 +103,9 @@ class HostBlocks:
         return memoryview(content)
 
     def load(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks in from another thread than that of the steps, which go on.
+        """Copy blocks in, on a thread other than that of the steps, which continue.
 
-        The steps that were begun before these blocks were allocated must be over. Blocks until: the copies are made.
+        All steps begun before these blocks were allocated must be over. Blocks until the copies are made.
         """
         copy = partial(self._copy_in_aside, copies)
         if self._stream is None:

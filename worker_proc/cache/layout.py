@@ -1,4 +1,4 @@
-"""The layout of the cache for a configuration: its dtype and the bytes of a block."""
+"""Layout of the cache for a configuration: its type and the bytes of a block."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 def cache_layout(config: ResolvedConfig, group: CacheGroup, index: int = 0) -> CacheLayout:
-    """Return the native cache of one layer of a group, the `index`-th of the model."""
+    """Return the native cache layout of one layer of a group, the `index`-th group of the model."""
     dtype = _DTYPES[config.kv_cache_dtype]
     return CacheLayout.of(group.shape, dtype, config.block_size, index)
 
@@ -35,8 +35,8 @@ def torch_storage(
     """Allocate the cache that all groups share, for steps through torch or on a GPU.
 
     Raises:
-        ConfigError: only the native kernels have this dtype, for these heads.
-        RuntimeError: there is no memory for it.
+        ConfigError: only the native kernels support this type, or only for other heads.
+        RuntimeError: not enough memory.
     """
     num_kv_heads, head_dim, key_value_dim = key_sizes(groups)
     if config.kv_cache_dtype == "int8" and (key_value_dim or config.block_size * head_dim % int8_cache.SCALE_BYTES):

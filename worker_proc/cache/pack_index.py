@@ -1,4 +1,4 @@
-"""`PackIndex`: in which pack file a content is. Reads headers only."""
+"""`PackIndex`: maps contents to pack files. Reads headers only."""
 
 import contextlib
 import logging
@@ -12,19 +12,19 @@ logger = logging.getLogger(__name__)
 
 
 class PackPlace(NamedTuple):
-    """Where a content is."""
+    """Location of a content."""
 
     path: Path
     header: PackHeader
     number: int
-    """Among the contents of the pack."""
+    """Index among the contents of the pack."""
 
 
 class PackIndex:
-    """The packs below the folder of one rank.
+    """Index of the packs in the folder of one rank.
 
-    Other engines may add and delete packs at any time: a content that is not here may be found by `refresh`, and one
-    that is here may be gone. One thread may read and refresh while another adds.
+    Other engines may add and delete packs at any time. `refresh` may find a content that is unknown here, and a known
+    content may be gone. One thread may find and refresh while another adds.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,17 +34,17 @@ class PackIndex:
         self._log = LimitedLog(logger)
 
     def find(self, key: bytes) -> PackPlace | None:
-        """Return where a content is; None if that is not known."""
+        """Return the location of a content; `None` if it is unknown."""
         return self._places.get(key)
 
     def add(self, path: Path, header: PackHeader) -> None:
-        """Learn of a pack."""
+        """Add a pack."""
         self._packs[path.name] = header
         for index, key in enumerate(header.keys):
             self._places[key] = PackPlace(path, header, index)
 
     def drop(self, name: str) -> None:
-        """Forget a pack that is gone."""
+        """Remove a pack that is gone."""
         if (header := self._packs.pop(name, None)) is None:
             return
         for key in header.keys:
@@ -52,8 +52,8 @@ class PackIndex:
                 del self._places[key]
 
     def refresh(self) -> None:
-        """List the folder. Reads the headers of packs that are new."""
-        known = set(self._packs)  # those that are added while the folder is listed may not be in the list
+        """List the folder and read the headers of new packs."""
+        known = set(self._packs)  # packs that are added during the listing may be missing in it
         found = dict(list_packs(self._folder))
         for name in known - found.keys():
             self.drop(name)

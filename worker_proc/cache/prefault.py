@@ -1,6 +1,6 @@
-"""`Prefaulter`: touches the memory that the cache will need next while the worker is idle.
+"""`Prefaulter`: touches the memory that the cache will need next, while the worker is idle.
 
-Allocates no tensor, and knows only how many blocks have been in use.
+Allocates no tensors. It knows only how many blocks have been in use.
 """
 
 from collections import deque
@@ -12,47 +12,45 @@ from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES
 from octavo.protocol.steps import StepPlan
 
 IDLE_MS = 5
-"""Without a command for this long the worker is idle: between two steps of a busy engine it waits 1 ms at most."""
+"""Milliseconds without a command after which the worker counts as idle. A busy engine leaves gaps of at most 1 ms."""
 PREFAULT_BYTES = 128 << 20
-"""Memory to prefault beyond the blocks in use: more of it serves larger bursts at full speed, and stays resident."""
+"""Bytes to prefault beyond the blocks in use. More serves larger bursts at full speed, but stays resident."""
 
 
 class Prefaulter:
-    """Touches the pages of the blocks in use and behind them, in each buffer of the cache.
+    """Touches the pages of the blocks in use and of the blocks after them, in each buffer of the cache.
 
-    The kernel allocates and clears a huge page on its first write, which takes 3 ms on a virtual machine whose host
-    must find the memory first (docs/performance.md). The pool hands out new blocks in order, so the next pages are
-    known.
+    The kernel allocates and clears a huge page on its first write. This takes 3 ms on a virtual machine whose host must
+    find the memory first (docs/performance.md). The pool hands out new blocks in order, so the next pages are known.
 
     Args:
-        buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. Nobody else writes to them
-            during `touch_page`.
-        num_blocks: number of blocks of the cache.
-        reserve_bytes: memory of all buffers together to prefault beyond the blocks in use; at least a page of each.
+            buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. No other thread writes to
+                them during `touch_page`.
+            reserve_bytes: bytes to prefault beyond the blocks in use, all buffers together; at least a page of each.
     """
 
     def __init__(self, buffers: Sequence[Tensor], num_blocks: int, reserve_bytes: int = PREFAULT_BYTES) -> None:
-        # As arrays: tensors made in inference mode cannot be written outside of it.
+        # numpy arrays, because tensors made in inference mode cannot be written outside of it.
         self._buffers = [buffer.numpy() for buffer in buffers]
         self._num_blocks = num_blocks
         self._num_used = 0
         self._reserve_bytes = HUGE_PAGE_BYTES * max(1, reserve_bytes // (HUGE_PAGE_BYTES * max(1, len(self._buffers))))
-        """Of each buffer."""
+        """Bytes to prefault of each buffer."""
         self._next_page = [-(buffer.ctypes.data % HUGE_PAGE_BYTES) for buffer in self._buffers]
-        """Offset in each buffer of the first huge page that was not touched and is not in the queue; negative: the page
-        begins before the buffer."""
+        """Offset in each buffer of the first huge page that is neither touched nor queued; negative if the page begins
+        before the buffer."""
         self._queue: deque[tuple[int, int]] = deque()
         """Pages to touch: index of the buffer, and offset in it."""
 
     @property
     def has_pages(self) -> bool:
-        """True while there is a page to touch."""
+        """Whether there is a page to touch."""
         return bool(self._queue)
 
     def on_plan(self, plan: StepPlan, num_groups: int) -> None:
-        """Learn from a plan which blocks are in use.
+        """Note which blocks a plan uses.
 
-        `num_groups`: cache groups with blocks; a further one has slots of states, which have memory of their own.
+        `num_groups`: number of cache groups with blocks. A further group has state slots, which are in other memory.
         """
         lists = [admitted.block_ids for admitted in plan.admitted] + [appended.block_ids for appended in plan.appended]
         blocks = (block_ids for groups in lists for block_ids in groups[:num_groups] if block_ids)
@@ -64,16 +62,16 @@ class Prefaulter:
     def touch_page(self) -> None:
         """Touch one page. Blocks for a fraction of a millisecond, or for several if the host must find the memory."""
         index, offset = self._queue.popleft()
-        # Writing the same value back makes the kernel allocate a page. Not all systems have huge ones everywhere.
+        # Writing the same value back makes the kernel allocate a page. Some systems lack huge pages for some memory.
         small_pages = slice(max(0, offset), offset + HUGE_PAGE_BYTES, SMALL_PAGE_BYTES)
         self._buffers[index][small_pages] = self._buffers[index][small_pages]
 
     def touch_pages(self, wait_for_command: Callable[[int], object]) -> None:
-        """Touch all pages in the queue once no command has come for a moment.
+        """Touch all queued pages once no command has arrived for a moment.
 
         Args:
-            wait_for_command: waits this many milliseconds for a command; true if there is one, which ends the loop.
-                Called before each page.
+                wait_for_command: waits up to this many milliseconds for a command; returns true if there is one, which
+                    ends the loop. Called before each page.
         """
         wait_ms = IDLE_MS
         while self._queue and not wait_for_command(wait_ms):

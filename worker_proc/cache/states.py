@@ -1,4 +1,4 @@
-"""The states of layers with a recurrence. Does not decide who owns a slot."""
+"""The states of layers with a recurrence. The core decides which request owns a slot."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ from octavo.worker_proc.cache.groups import StateGroup
 
 
 class StateStorage:
-    """The tensors of each layer, with a slot for each state; not initialized.
+    """The state tensors of each layer, with one slot per state. Not initialized.
 
     Args:
         group: cache group of the layers that have a state.
-        num_slots: states of each layer.
+        num_slots: number of states of each layer.
         device: device of the tensors.
 
     Raises:
-        RuntimeError: there is no memory for them.
+        RuntimeError: not enough memory.
     """
 
     def __init__(self, group: StateGroup, num_slots: int, device: torch.device | str = "cpu") -> None:
@@ -28,11 +28,11 @@ class StateStorage:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The tensors of all layers, one after the other, slot by slot."""
+        """Tensors of all layers, one after another, slot by slot."""
         return [part for layer in self._layers.values() for part in layer]
 
     def layer(self, index: int) -> tuple[Tensor, ...]:
-        """Return the tensors of a layer, in the order of its `StateShape`; the first dimension is that of slots."""
+        """Return the tensors of a layer, in the order of its `StateShape`, with a leading dimension of slots."""
         return self._layers[index]
 
 

@@ -1,4 +1,4 @@
-"""The key and value tensors of layers. Does not decide who owns a block."""
+"""The key and value tensors of layers. The core decides which request owns a block."""
 
 import torch
 from torch import Tensor
@@ -18,12 +18,11 @@ class KVStorage:
     """One pair of tensors per layer of a group, shared by all groups. Shape: PSKH (blocks, slots, key heads, head
     dimension).
 
-    Integers of 8 bits have scales behind them: see `int8_cache`.
-    If values are the beginnings of keys, they have no memory of their own. On a GPU the slots of a head are
-    contiguous, as its kernels read them; on the CPU the heads of a slot are.
+    8-bit integers have scales behind them; see `int8_cache`. If values are the beginnings of keys, they have no memory
+    of their own. On a GPU the slots of a head are contiguous, as its kernels require; on a CPU the heads of a slot are.
 
-    Not initialized: a slot is written before it is read. So the kernel allocates a page when its block is first used,
-    in microseconds, instead of all pages at start-up, which takes a second per 2 GiB.
+    Not initialized: a slot is written before it is read. The kernel then allocates a page on the first use of its
+    block, in microseconds. Allocating all pages at start-up would take a second per 2 GiB.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class KVStorage:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer, block by block; keys alone if values are parts of them."""
+        """Keys and values of each layer, block by block; only keys if values are parts of keys."""
         return [buffer for keys, values in self._layers for buffer in (keys, values)[: 1 + self._stores_values]]
 
     @property

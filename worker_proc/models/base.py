@@ -1,4 +1,4 @@
-"""What the worker needs from every model. Knows no architecture."""
+"""The interface of all models to the worker. Knows no architecture."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,18 +48,18 @@ class Residual:
 
     hidden_TD: Tensor
     update_TD: Tensor | None = None
-    """The output of the last block, which the next norm adds; `None` if `hidden` has it."""
+    """Output of the last block, which the next norm adds; `None` if `hidden` already includes it."""
 
     def total(self) -> Tensor:
-        """Return the sum so far."""
+        """Return the sum of both."""
         return self.hidden_TD if self.update_TD is None else self.hidden_TD + self.update_TD
 
     def plus(self, update_TD: Tensor) -> "Residual":
-        """Return the stream after the output of a block. The next norm adds it: a GPU does both in one pass."""
+        """Return the stream after a block's output. The next norm adds the output: a GPU does both in one pass."""
         return Residual(self.total(), update_TD)
 
     def normalized(self, norm: Norm) -> tuple["Residual", Tensor]:
-        """Return the stream without an update, and its normalized sum."""
+        """Return the stream with the update added, and the normalized sum."""
         if self.update_TD is None:
             return self, norm(self.hidden_TD)
         total_TD, normalized_TD = norm.fused_add_norm(self.hidden_TD, self.update_TD)
@@ -67,16 +67,17 @@ class Residual:
 
 
 Tables = tuple[Tensor, ...]
-"""What all layers look up by position, such as rotary angles; rows are those of the step."""
+"""Values that all layers look up by position, such as rotary angles; one row per row of the step."""
 
 
 class StepAngles(Protocol):
-    """Rotary angles that are made for each step, of a model that counts positions on several axes."""
+    """Rotary angles that are computed for each step, for a model with positions on several axes."""
 
     def put(self, axes_AT: npt.NDArray[np.int64], stream: Stream | None = None) -> None:
-        """Make the angles of the next step, whose rows have these positions on each axis.
+        """Compute the angles of the next step, given the axis positions of its rows.
 
-        `stream`: of the device, after whose work so far they are made; `None` means on the host, at once.
+        `stream`: stream of the device. The angles are written after all its work so far. `None` means on the host, at
+        once.
         """
 
 
@@ -89,11 +90,11 @@ class Layer(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeeperLayer:
-    """A layer whose results get further rows of images (DeepStack)."""
+    """A layer to whose result further rows of images are added (DeepStack)."""
 
     layer: Layer
     rows_XD: Tensor
-    """Of the step; zeros for tokens of text."""
+    """Rows of the step to add; zeros for text tokens."""
 
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
         """See `octavo.worker_proc.models.base.Layer`."""
@@ -103,7 +104,7 @@ class DeeperLayer:
 
 
 class CrossLayer(Protocol):
-    """Attends to the item of a request: cross-attention."""
+    """Cross-attention: attends to the item of a request."""
 
     shape: AttentionShape
 
@@ -112,7 +113,7 @@ class CrossLayer(Protocol):
 
 
 class Weights(Protocol):
-    """What has weights."""
+    """An object with weights."""
 
     @property
     def weights_bytes(self) -> int:
@@ -120,21 +121,21 @@ class Weights(Protocol):
 
 
 class Model(ABC):
-    """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
+    """A decoder: tokens in, hidden states and logits out. Holds no state of requests.
 
     Callers run it under `torch.inference_mode()`.
 
     Args:
         parameters: parameters of all layers.
-        shapes: shapes of the attention of each layer; `None` if it has none.
-        states: state shape of each layer, `None` for a layer without a state. Empty if no layer has one.
+            shapes: shape of the attention of each layer; `None` for a layer without attention.
+            states: state shape of each layer; `None` for a layer without a state. Empty if no layer has one.
 
     Raises:
         ConfigError: a model with states is divided between GPUs.
     """
 
     impl: ClassVar[ModelImpl] = "octavo"
-    """What computes it."""
+    """Implementation of the model."""
     is_recordable: ClassVar[bool] = False
     """Whether its operations can be recorded as a native program, and as CUDA graphs."""
 
@@ -148,40 +149,39 @@ class Model(ABC):
         self.dtype = parameters.dtype
         self.device = parameters.device
         self.library: NativeLibrary | None = None
-        """The library that computes its steps, and for which its weights are packed; `None` means torch."""
+        """Library that computes its steps, and for which its weights are packed; `None` means torch."""
         self.given_rows: GivenRows | None = None
-        """Rows in place of token embeddings; `None` if this worker takes none."""
+        """Rows that replace token embeddings; `None` if this worker takes none."""
         self.step_angles: StepAngles | None = None
-        """Where the angles of a step's rows are put; `None` if they are looked up by the positions of the rows."""
+        """Receives the angles of a step's rows; `None` if angles are looked up by the rows' positions."""
         self.adapter_rows: AdapterRows | None = None
-        """Which row of a step has which LoRA adapter, for layers outside of programs; `None` if there are no
-        adapters."""
+        """LoRA adapter of each row of a step, for layers outside of programs; `None` if there are no adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}
-        """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
+        """Factors that stored keys and values are multiplied by, by layer; 1 for other layers."""
         self.segment_stride = 0
-        """Added to the positions of a prompt's second text (BERT's token types), so that they name other rows of one
-        table; 0: the model does not tell the texts of a pair apart."""
+        """Offset added to positions of a prompt's second text (BERT's token types), so that they select other rows of
+        the position table; 0 if the model does not distinguish the texts of a pair."""
         self.pooling_head: PoolingHead | None = None
-        """The layers after pooling; `None` if the model generates tokens."""
+        """Layers after pooling; `None` if the model generates tokens."""
         self.cross_layers: Sequence[CrossLayer] = ()
-        """The layers that attend to what the tower has encoded."""
+        """Layers that attend to the encoded media of a tower."""
         self.exchange: StageExchange | None = None
-        """The stages before and after; `None` if all layers are here."""
+        """Link to the previous and the next pipeline stage; `None` if all layers are here."""
         self.features: Features | None = None
-        """What a head reads of this model; `None` if there is no head."""
+        """Hidden states that a draft head reads; `None` if there is no head."""
         self.head: Model | None = None
-        """Drafts tokens for speculative decoding: a head, or a whole model; `None` if there is none."""
+        """Draft head or draft model for speculative decoding; `None` if there is none."""
         self.towers: Mapping[Kind, Weights] = {}
-        """What encodes each kind of media for this model; {}: the model reads tokens only, or another stage has them.
-        One tower may be that of several kinds."""
+        """Encoder of each kind of media; {} if the model reads tokens only, or if another stage has the towers. One
+        tower may serve several kinds."""
         self.cross_cache: CrossCache | None = None
-        """Keys and values of what the tower has encoded, if layers attend to it; made before steps are recorded."""
+        """Keys and values of encoded media, if layers attend to them. Created before steps are recorded."""
         self.stage = parameters.stage
-        """The layers that are here."""
+        """Layers of this pipeline stage."""
         self.cache_groups = group_layers(shapes, self.stage.layers)
-        """The layers that are here, by the block tables that they share."""
+        """Layers of this stage, grouped by shared block table."""
         self.state_group: StateGroup | None = None
-        """The layers that are here and have a state; `None` if no layer of the model has one."""
+        """Layers of this stage that have a state; `None` if no layer of the model has one."""
         if any(states):
             check_recurrent(parameters)
             own = {layer: state for layer, state in enumerate(states) if state and layer in self.stage.layers}
@@ -189,9 +189,9 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
-        """Return hidden_TD, after the final norm; `None` if it is another stage that has it.
+        """Return hidden_TD, after the final norm; `None` if another stage computes it.
 
-        Blocks until: the stage before is done with the step, if there is one.
+        Blocks until the previous stage, if any, is done with the step.
 
         Args:
             token_ids_T: int64.
@@ -201,21 +201,21 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return logits_RV in the model's dtype for rows of `forward`'s result; these rows, if the model pools."""
+        """Return logits_RV in the model's type for rows of `forward`'s result. A model that pools returns the rows."""
 
     @abstractmethod
     def prepare(self, max_model_len: int) -> None:
         """Compute the tables that requests of up to `max_model_len` tokens need."""
 
     def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
-        """Let requests give rows in place of token embeddings: before a step is recorded.
+        """Allow requests to provide rows instead of token embeddings. Call before a step is recorded.
 
         Args:
             max_rows: most rows of a step.
             num_deeper: see `GivenRows`.
 
         Raises:
-            ConfigError: this model cannot.
+            ConfigError: the model does not support this.
         """
         raise ConfigError(
             "--enable-prompt-embeds: models that run through transformers take token ids only",
@@ -224,18 +224,18 @@ class Model(ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters, those of a head and of towers included, and of given rows."""
+        """Bytes of all parameters, including a head, towers and given rows."""
         given_bytes = self.given_rows.num_bytes if self.given_rows else 0
         others: list[Weights] = [*dict.fromkeys(self.towers.values()), *([self.head] if self.head else [])]
         return self._parameters.num_bytes + given_bytes + sum([model.weights_bytes for model in others])
 
     @property
     def parameters(self) -> Parameters:
-        """All tensors and weights, for filling and packing them."""
+        """All tensors and weights, to fill and pack them."""
         return self._parameters
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all parameters, for writing into them."""
+        """Iterate over all parameters, to write into them."""
         return self._parameters.named()
 
     def load_weights(
@@ -250,10 +250,10 @@ class Model(ABC):
 
         Args:
             weights: weights by name.
-            packer: packer of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; `None`
-                if nothing is packed yet.
+                packer: packer of the model's device, to pack weights while others are read; `pack` then packs the rest.
+                    `None` if nothing is packed yet.
             keeps_quantized: see `pack`.
-            packing: learns of each tensor that was read, in place of one with `packer`.
+                packing: notified of each tensor that was read; replaces `packer`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape, or a weight cannot be packed.
@@ -263,7 +263,7 @@ class Model(ABC):
         self._parameters.load(weights, *([packing.take] if packing else []))
 
     def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
-        """Pack the weights for the kernels: after loading, before the first step.
+        """Pack the weights for the kernels. Call after loading, before the first step.
 
         Args:
             packer: packer of the model's device.
@@ -273,20 +273,20 @@ class Model(ABC):
 
 
 class LayeredModel(Model):
-    """A model of a family, made of our layers.
+    """A model that is made of our layers.
 
     `forward` is `begin`, the layers, and `end`. A pipeline stage begins or ends between two layers instead.
     """
 
     is_recordable = True
     carries_update: ClassVar[bool] = False
-    """Whether the `Residual` between two layers has an `update`."""
+    """Whether the `Residual` between two layers has an `update_TD`."""
     layers: Sequence[Layer]
-    """All of them; the weights of those of other stages are missing."""
+    """All layers; those of other stages have no weights."""
     _embedding: TokenEmbedding
 
     def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
-        """See `Model.take_given_rows`; the first stage alone has embeddings."""
+        """See `Model.take_given_rows`. Only the first stage has embeddings."""
         if not self.stage.is_first:
             return
         if num_deeper > len(self.stage.layers):
@@ -300,12 +300,12 @@ class LayeredModel(Model):
         self.layers = [*deeper, *self.layers[num_deeper:]]
 
     def with_given_rows(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor:
-        """Return what a model looked up for its tokens, with the rows that requests give instead."""
+        """Return the looked-up token embeddings, with the rows that requests provide in their place."""
         return x_TD if self.given_rows is None else self.given_rows.replace(x_TD, token_ids_T)
 
     @abstractmethod
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
-        """Return the embeddings, and what the layers look up.
+        """Return the embeddings, and the tables for the layers.
 
         Args:
             token_ids_T: int64.
@@ -313,7 +313,7 @@ class LayeredModel(Model):
         """
 
     def tables(self, positions_T: Tensor) -> Tables:
-        """Return what the layers look up, for a stage that does not begin with the embeddings."""
+        """Return the tables for the layers, for a stage that does not begin with the embeddings."""
         return ()
 
     @abstractmethod
@@ -321,7 +321,7 @@ class LayeredModel(Model):
         """Return hidden_TD, after the final norm, for `logits`."""
 
     def run_layers(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
-        """Return the residual stream after the layers that are here; `attention` is planned for this step."""
+        """Return the residual stream after the layers of this stage. `attention` is planned for this step."""
         for index, layer in enumerate(self.layers):
             if index in self.stage.layers:
                 residual = layer(self._shown(residual, index), tables, attention)
@@ -343,7 +343,7 @@ class LayeredModel(Model):
         return None
 
     def _shown(self, residual: Residual, index: int) -> Residual:
-        """Return the residual stream before a layer, which the head has seen if it reads it."""
+        """Return the residual stream before a layer, after copying it for the draft head if the head reads it."""
         if self.features is None or index not in self.features.layers:
             return residual
         total_TD = residual.total()

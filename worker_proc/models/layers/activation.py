@@ -1,4 +1,4 @@
-"""Activations by their names in `config.json`."""
+"""Activation functions by their names in `config.json`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +31,7 @@ PLAIN: dict[str, Activation] = {
     "relu": relu,
     "relu2": relu_squared,
 }
-"""From TF to TF."""
+"""Functions from TF to TF."""
 GATED: dict[str, Activation] = {
     "silu": silu_and_mul,
     "swish": silu_and_mul,
@@ -39,16 +39,16 @@ GATED: dict[str, Activation] = {
     "gelu_new": partial(gelu_and_mul, uses_tanh=True),
     "gelu_pytorch_tanh": partial(gelu_and_mul, uses_tanh=True),
 }
-"""From gates and ups side by side, T2F, to TF."""
+"""Functions from gates and ups side by side, T2F, to TF."""
 
 
 def activation(
     config: Mapping[str, Any], default: str, table: Mapping[str, Activation], *, key: str = "hidden_act"
 ) -> str:
-    """Return the name of the activation in `config.json`.
+    """Return the name of the activation function in `config.json`.
 
     Raises:
-        ConfigError: the table does not have it.
+        ConfigError: `table` does not have it.
     """
     name = default if config.get(key) is None else config[key]
     if name not in table:

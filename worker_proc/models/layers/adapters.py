@@ -1,6 +1,6 @@
-"""Where LoRA adapters are added to a linear layer, or to a table. `octavo.worker_proc.lora` fills them.
+"""The hooks through which LoRA adapters change a linear layer or a table. `octavo.worker_proc.lora` fills them.
 
-A layer calls what is at `add`, so a model without adapters computes nothing else than its products.
+A layer calls its hook `add`, so a model without adapters computes only its own products.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ from octavo.worker_proc.parallel.sharding import Shard, Sharding
 
 @dataclass(frozen=True, slots=True)
 class AdapterStack:
-    """The weights of all experts of a layer, of which PEFT makes one module: a parameter of theirs."""
+    """The weights of all experts of a layer that PEFT treats as one module, because they are one parameter."""
 
     split_stack: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
-    """Takes such a tensor of a checkpoint apart."""
+    """Splits such a tensor of a checkpoint."""
     is_turned: bool
-    """It holds matrices of inputs by outputs."""
+    """Whether its matrices have shape (inputs, outputs)."""
 
     def split(self, name: str, b_EOR: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Return the factor B of each weight."""
@@ -28,16 +28,16 @@ class AdapterStack:
 
 
 class LayerAdapters:
-    """The place of the adapters of one layer.
+    """The adapters of one layer.
 
     Args:
-        num_inputs: here; of a table, its rows.
-        parts: names in the checkpoint of the layers that are stacked into this one, and the outputs of each, here.
-        shards: the part of each that this rank holds; `None` means all of it.
+        num_inputs: number of inputs of this rank; for a table, its rows.
+        parts: checkpoint names of the layers that are stacked into this one, and each one's number of outputs here.
+        shards: the shard of each part that this rank holds; `None` means all of it.
         is_table: whether the layer is an embedding.
         first_id: first id of the table.
-        is_here: False: another pipeline stage has the layer.
-        input_sharding: the ranks that divide the inputs, be it only one; `None` if they are never divided.
+        is_here: whether the layer belongs to this pipeline stage.
+        input_sharding: how ranks, possibly just one, divide the inputs; `None` if they are never divided.
         num_experts: number of experts, each with equally many parts, expert by expert.
         own_experts: indices of the experts that are here; `None` if it is a layer by itself.
     """
@@ -66,34 +66,34 @@ class LayerAdapters:
         self.is_mixture = own_experts is not None
         self.own_experts = range(1) if own_experts is None else own_experts
         self.slots: LoraSlots | None = None
-        """Of experts, which do not call `add`; `None` if the engine has no adapters."""
+        """Adapter slots of experts, which do not call `add`; `None` if the engine has no adapters."""
         self.rows: AdapterRows | None = None
-        """Of experts: which token has which adapter."""
+        """Adapter of each token, for experts."""
         self.follows_exchange = False
-        """Whether `add` gets the products of all ranks together."""
+        """Whether `add` gets the combined products of all ranks."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
-        """From the inputs and the products of the layer to products with adapters; `None` if the engine has none. A
-        table gets token ids as inputs."""
+        """Maps the inputs and products of the layer to products with adapters; `None` if the engine has none. For a
+        table, the inputs are token ids."""
 
     @property
     def own_parts(self) -> range:
-        """Which parts are here."""
+        """Indices of the parts that are here."""
         count = len(self.parts) // self.num_experts
         return range(self.own_experts.start * count, self.own_experts.stop * count)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Outputs of the parts here of the layer, or of one expert."""
+        """Number of outputs of each part that is here, for the layer or for one expert."""
         own = self.own_parts
         return tuple(self.parts.values())[own.start : own.start + len(own) // len(self.own_experts)]
 
     @property
     def has_divided_outputs(self) -> bool:
-        """Whether other ranks have other outputs of the layer."""
+        """Whether other ranks hold other outputs of the layer."""
         return not self.is_table and any(shard is not None and shard.dim == 0 for shard in self.shards.values())
 
     def whole_shape(self, part: str) -> tuple[int, int]:
-        """Return outputs and inputs of a part, of all ranks together."""
+        """Return outputs and inputs of a part, over all ranks."""
         width, shard = self.parts[part], self.shards[part]
         rows, columns = (self.num_inputs, width) if self.is_table else (width, self.num_inputs)
         if shard is not None:

@@ -1,4 +1,4 @@
-"""Self-attention with its projections. What attends over the cache is `octavo.worker_proc.attention`."""
+"""Self-attention with its projections. `octavo.worker_proc.attention` attends over the cache."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class SelfAttention:
-    """Queries, keys and values of each row, attention over the request so far, and the output projection.
+    """Projections to queries, keys and values, attention over the request so far, and the output projection.
 
     Args:
         parameters: parameters of the model.
@@ -29,11 +29,12 @@ class SelfAttention:
         has_qkv_bias: whether the three projections have biases.
         has_output_bias: whether the output projection has a bias.
         qk_norm: norm of each single head of queries and keys, before rotation.
-        row_norms: other norms of queries and of keys, before they are divided into heads; see `row_norms.py`.
-        clip: queries, keys and values are limited to [-clip, clip]; `None` if they are not.
-        has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
-        has_gate: the sigmoid of a further projection, `gate_proj`, multiplies what goes into the output projection.
-        has_query_scale: the last table of a step has a factor for the queries of each row.
+            row_norms: norms of queries and keys over all heads together, or with weights per head; see `row_norms.py`.
+            clip: limits queries, keys and values to [-clip, clip]; `None` if there is no limit.
+            has_sinks: whether each head has a score, `sinks`, that takes part in the softmax without a value.
+            has_gate: whether the sigmoid of a further projection, `gate_proj`, scales the inputs of the output
+                projection.
+            has_query_scale: whether the last table of a step has a factor for the queries of each row.
     """
 
     def __init__(
@@ -98,12 +99,12 @@ class SelfAttention:
 def head_norm(
     parameters: Parameters, name: str, head_dim: int, eps: float, *, dtype: torch.dtype | None = None
 ) -> QKNorm:
-    """Make the norm of each head of queries and keys, `q_norm` and `k_norm` of the block `name`."""
+    """Make the norms of each head of queries and keys: `q_norm` and `k_norm` of the block `name`."""
     q_weight_H, k_weight_H = (parameters.new(f"{name}.{part}_norm.weight", head_dim, dtype=dtype) for part in "qk")
     return QKNorm(q_weight_H, k_weight_H, eps)
 
 
 def unweighted_norm(parameters: Parameters, head_dim: int, eps: float) -> QKNorm:
-    """Make a norm of each head of queries and keys that has no weights."""
+    """Make norms without weights of each head of queries and keys."""
     ones_H = torch.ones(head_dim, dtype=parameters.dtype, device=parameters.device)
     return QKNorm(ones_H, ones_H, eps)

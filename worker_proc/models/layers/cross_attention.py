@@ -1,4 +1,4 @@
-"""Cross-attention: the tokens of a request attend to an item that an encoder has computed, such as audio."""
+"""Cross-attention: the tokens of a request attend to an encoded item, such as audio."""
 
 from torch import Tensor
 
@@ -10,14 +10,14 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class CrossAttention:
-    """Queries of each row, attention to the item of its request, and the output projection.
+    """Query projection, attention to the item of the request, and the output projection.
 
-    Keys and values are computed once for each item, and then are in a `CrossCache`.
+    Keys and values are computed once per item and kept in a `CrossCache`.
 
     Args:
         parameters: parameters of the model.
         name: name of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`, all with biases.
-        index: among the layers with cross-attention.
+            index: index among the layers with cross-attention.
         shape: shape of its bidirectional attention.
         width: width of the residual stream.
         item_width: width of the encoder's rows.

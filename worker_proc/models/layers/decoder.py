@@ -1,7 +1,7 @@
-"""Decoder layers, and the decoder that most architectures are.
+"""Decoder layers, and the decoder model of most architectures.
 
-A layer joins two blocks, attention and mlp, to the residual stream; it knows neither. What computes them (dense, a
-mixture of experts, a state-space block) is an object with the signature of `AttentionBlock` or `MlpBlock`.
+A layer adds two blocks, attention and mlp, to the residual stream and does not know their kind (dense, a mixture of
+experts, a state-space block): a block is an object with the signature of `AttentionBlock` or `MlpBlock`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class AttentionBlock(Protocol):
-    """Mixes the rows of each request."""
+    """A block that mixes the rows of each request."""
 
     def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
         """Return what is added to the residual stream, shape TD."""
 
 
 class MlpBlock(Protocol):
-    """Computes each row alone."""
+    """A block that computes each row independently."""
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Return what is added to the residual stream, shape TD."""
@@ -46,7 +46,7 @@ class PreNormLayer:
     mlp_norm: Norm
     mlp: MlpBlock
     after_attention: Callable[[Tensor], Tensor] | None = field(default=None, kw_only=True)
-    """Applied to the output of the block: a second norm, or a factor."""
+    """Applied to the output of the attention block: a second norm, or a factor."""
     after_mlp: Callable[[Tensor], Tensor] | None = field(default=None, kw_only=True)
 
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
@@ -61,7 +61,7 @@ class PreNormLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SingleBlockLayer:
-    """One block that mixes rows, which reads the norm of the residual stream: Mamba-2, Nemotron-H."""
+    """A single block that mixes rows and reads the norm of the residual stream: Mamba-2, Nemotron-H."""
 
     norm: Norm
     block: AttentionBlock
@@ -74,7 +74,7 @@ class SingleBlockLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MlpLayer:
-    """An mlp alone, which reads the norm of the residual stream: Nemotron-H."""
+    """A single mlp that reads the norm of the residual stream: Nemotron-H."""
 
     norm: Norm
     mlp: MlpBlock
@@ -87,7 +87,7 @@ class MlpLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PostNormLayer:
-    """Each block reads the residual stream as it is, and its output is normalized: OLMo 2, EXAONE 4."""
+    """Each block reads the residual stream itself, and its output is normalized: OLMo 2, EXAONE 4."""
 
     attention: AttentionBlock
     attention_norm: Norm
@@ -104,12 +104,12 @@ class PostNormLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelLayer:
-    """Both blocks read the stream before the layer, each its own norm of it or one for both: Cohere, GPT-NeoX."""
+    """Both blocks read the stream before the layer, through one norm or through one each: Cohere, GPT-NeoX."""
 
     attention_norm: Norm
     attention: AttentionBlock
     mlp_norm: Norm | None
-    """`None` if the mlp reads the attention's norm."""
+    """Norm before the mlp; `None` if the mlp reads the attention's norm."""
     mlp: MlpBlock
 
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
@@ -123,7 +123,7 @@ class ParallelLayer:
 def embedding_and_output(
     parameters: Parameters, facts: ModelFacts, width: int, *, is_tied: bool, has_bias: bool = False
 ) -> tuple[TokenEmbedding, Linear | None]:
-    """Make `embed_tokens` and `lm_head`, or one table that is both; no `lm_head` if the model pools."""
+    """Make `embed_tokens` and `lm_head`, which may be one table. A model that pools has no `lm_head`."""
     embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
     if facts.pooling is not None:
         parameters.names.ignore(r"^lm_head\.")
@@ -138,7 +138,7 @@ class DecoderModel(LayeredModel):
 
     Args:
         parameters: parameters of all parts.
-        shapes: shapes of the attention of each layer; `None` if it has none.
+            shapes: shape of the attention of each layer; `None` for a layer without attention.
         embedding: token embedding.
         layers: layers in order.
         norm: norm after the last layer.
@@ -147,9 +147,9 @@ class DecoderModel(LayeredModel):
         states: state shapes of layers with a recurrence; see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
         after_output: applied to the logits.
-        is_embedding_scaled: `after_embedding` is a part of what `transformers` calls the embedding, so it is not
-            applied to prompt embeddings.
-        query_scale: factors that some layers multiply their queries by; they come after the tables of `rotaries`.
+            is_embedding_scaled: whether `after_embedding` belongs to the embedding module in `transformers`. It is then
+                not applied to prompt embeddings.
+            query_scale: factors by which some layers multiply their queries; they come after the tables of `rotaries`.
     """
 
     carries_update = True
@@ -183,16 +183,16 @@ class DecoderModel(LayeredModel):
 
     @property
     def embedding(self) -> TokenEmbedding:
-        """Of the tokens, before `after_embedding`."""
+        """Token embedding, before `after_embedding`."""
         return self._embedding
 
     @property
     def rotaries(self) -> Sequence[Rotary]:
-        """Whose angles the layers use."""
+        """Rotary embeddings whose angles the layers use."""
         return self._rotaries
 
     def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
-        """See `octavo.worker_proc.models.base.LayeredModel`; grids of images come with rows."""
+        """See `octavo.worker_proc.models.base.LayeredModel`. Image rows may come with grid positions."""
         super().take_given_rows(max_rows, num_deeper)
         for rotary in self._rotaries:
             if isinstance(rotary, AxisRotary):
@@ -218,7 +218,7 @@ class DecoderModel(LayeredModel):
         return Residual(hidden_TD), tuple(tables)
 
     def tables(self, positions_T: Tensor) -> Tables:
-        """See `octavo.worker_proc.models.base.LayeredModel`. Cosines and sines of each rotary embedding in turn."""
+        """See `octavo.worker_proc.models.base.LayeredModel`. Cosines and sines of each rotary embedding, in order."""
         return embeddings(*self._lookups(positions_T)) if self._rotaries else ()
 
     def end(self, residual: Residual) -> Tensor:

@@ -1,4 +1,4 @@
-"""Features of models that not all devices have kernels for."""
+"""Features of models that some devices have no kernels for."""
 
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.parameters import Parameters

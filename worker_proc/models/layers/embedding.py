@@ -1,4 +1,4 @@
-"""The embedding of tokens, whose table may be divided between ranks."""
+"""The token embedding, whose table may be divided between ranks."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class TokenEmbedding:
-    """The rows of a table for token ids.
+    """Looks up the rows of a table by token ids.
 
     Args:
         parameters: parameters of the model.
@@ -19,7 +19,7 @@ class TokenEmbedding:
 
     def __init__(self, parameters: Parameters, name: str, vocab_size: int, width: int) -> None:
         self.table_VD = parameters.new(name, vocab_size, width)
-        """Of this rank's part of the vocabulary."""
+        """Rows for this rank's part of the vocabulary."""
         shard = parameters.shard_of(name)
         self._first_id = shard.ranges[0].start if shard else None
         self._group = parameters.group
@@ -40,11 +40,11 @@ class TokenEmbedding:
         rows_TD = embedding(token_ids_T, self.table_VD, self._first_id)
         if self._adapters.add is not None:
             rows_TD = self._adapters.add(token_ids_T, rows_TD)
-        # Only one rank has the row of a token; the others add zeros.
+        # Only one rank has a token's row; the others add zeros.
         return rows_TD if self._group is None else self._group.all_reduce(rows_TD, None, rows_TD.dtype)
 
     def with_others(self, token_ids_T: Tensor, *lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Return the embeddings, and the rows of other tables: see `octavo.kernels.embedding.embeddings`."""
+        """Return the embeddings, and the rows of other tables; see `octavo.kernels.embedding.embeddings`."""
         if self._group is None and self._adapters.add is None:
             return embeddings((token_ids_T, self.table_VD), *lookups)
         return self(token_ids_T), *(embeddings(*lookups) if lookups else ())

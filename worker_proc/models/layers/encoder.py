@@ -1,4 +1,4 @@
-"""Encoders: models whose tokens attend to those after them too, and which have no logits."""
+"""Encoders: models with bidirectional attention and without logits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,25 +24,26 @@ _UNUSED_KEYS = (
     *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
     *("sentence_transformers", "sbert_ce_default_activation_function", "is_matryoshka", "matryoshka_dimensions"),
 )
-"""Of `config.json`: they change nothing about hidden states."""
+"""Keys of `config.json` that do not affect hidden states."""
 
 
 def encoder_shape(facts: ModelFacts, window: int | None = None) -> AttentionShape:
-    """Return attention in both directions, and declare keys that are about heads, which other code reads."""
+    """Return the shape of bidirectional attention, and mark configuration keys of heads as read: other code reads
+    them."""
     ignore(facts.hf_config, *_UNUSED_KEYS)
     scale = facts.head_dim**-0.5
     return AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, scale, window, is_causal=False)
 
 
 def encoder_head(facts: ModelFacts, classifier: Callable[[int], Sequence[HeadLayer]]) -> PoolingHead:
-    """Return what the model applies to pooled vectors.
+    """Return the layers that the model applies to pooled vectors.
 
     Args:
         facts: facts of the model.
         classifier: makes the layers of a classification head, given the number of classes.
 
     Raises:
-        ConfigError: the model has no classification head, but is to classify.
+            ConfigError: the model is to classify, but has no classification head.
     """
     pooling = facts.pooling
     assert pooling is not None, "an encoder pools"
@@ -55,7 +56,7 @@ def encoder_head(facts: ModelFacts, classifier: Callable[[int], Sequence[HeadLay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumNormLayer:
-    """The sum of each block's output and the residual stream is normalized, and is the stream then: BERT."""
+    """A layer that normalizes the sum of each block's output and the residual stream (post-norm): BERT."""
 
     attention: AttentionBlock
     attention_norm: Norm
@@ -70,7 +71,7 @@ class SumNormLayer:
 
 
 class SameNorm:
-    """No norm: rows as they are, in place of one."""
+    """An identity in place of a norm."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the rows."""
@@ -83,17 +84,17 @@ class SameNorm:
 
 
 class PlaceEmbedding:
-    """What is added to the embedding of a token for its position and its segment (BERT's token type): one table.
+    """The sum of position and segment (BERT's token type) embeddings, as one table that is added to token embeddings.
 
-    Its rows are the sums for all positions of the first segment, then those of the second one. A model whose positions
-    are angles has one row for all.
+    Rows of the table are the sums for all positions of the first segment, then for those of the second. A model without
+    a position table has one row for all positions.
 
     Args:
         parameters: parameters of the model; the tables are `embed_positions.weight` and `embed_segments.weight`.
         width: width of a row.
-        num_positions: rows of the table of positions; 0: there is none.
+            num_positions: rows of the position table; 0 if there is none.
         first_position: row of the table for the first token of a request.
-        num_segments: rows of the table of segments; 0: there is none.
+            num_segments: rows of the segment table; 0 if there is none.
         used_segments: number of segments that these requests may use.
     """
 
@@ -108,7 +109,7 @@ class PlaceEmbedding:
         used_segments: int = 1,
     ) -> None:
         self.segment_stride = num_positions - first_position if used_segments > 1 and num_positions else 0
-        """Rows of a segment; 0: there is only one."""
+        """Rows per segment; 0 if there is only one segment."""
         self._is_here = parameters.stage.is_first
         self._first_position, self._used_segments = first_position, used_segments
         self._segments_SD = parameters.new("embed_segments.weight", num_segments, width) if num_segments else None
@@ -122,7 +123,7 @@ class PlaceEmbedding:
             return
         if self._positions_LD is None:
             assert self._segments_SD is not None, "a place has a position or a segment"
-            self._table_PD = self._segments_SD[:1].expand(max_model_len, -1)  # the same row of memory for all
+            self._table_PD = self._segments_SD[:1].expand(max_model_len, -1)  # one row of memory for all
         elif self._table_PD is None:
             self._table_PD = self._sums()
 
@@ -144,13 +145,13 @@ class PlaceEmbedding:
 
 
 class EncoderModel(LayeredModel):
-    """Embeddings with their norm, and layers. The hidden states of the last one are the result.
+    """Embeddings with their norm, and layers. The hidden states of the last layer are the result.
 
     Args:
         parameters: parameters of all parts.
         shapes: shapes of the attention of each layer.
         embedding: token embedding.
-        place: is added to it; `None` if nothing is.
+            place: added to the token embedding; `None` if there is none.
         norm: norm of the sum.
         layers: layers in order.
         rotaries: rotary embeddings whose angles the layers use.
@@ -203,7 +204,7 @@ class EncoderModel(LayeredModel):
         return residual.hidden_TD if self._final_norm is None else residual.normalized(self._final_norm)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return the rows: an encoder pools."""
+        """Return the rows: an encoder has no logits."""
         return hidden_RD
 
     def _lookups(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:

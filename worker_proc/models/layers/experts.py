@@ -1,4 +1,4 @@
-"""The mlp blocks of mixtures of experts, and the tensors that their checkpoints hold."""
+"""The mlp blocks of mixtures of experts, and their tensors in checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def num_experts(config: Mapping[str, Any]) -> int:
     """Return the number of routed experts of a layer.
 
     Raises:
-        ConfigError: the configuration does not say it, or says two numbers.
+        ConfigError: the configuration does not have it, or has two different numbers.
     """
     keys = [key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key) is not None]
     counts = {required(config, key, int) for key in keys}
@@ -39,7 +39,7 @@ def num_experts(config: Mapping[str, Any]) -> int:
 
 
 def routing_rule(num_experts: int, top_k: int, **settings: Any) -> RoutingRule:
-    """Return the rule of a configuration; see `RoutingRule` for its settings.
+    """Return the routing rule of a configuration; see `RoutingRule` for its settings.
 
     Raises:
         ConfigError: its numbers contradict each other.
@@ -53,9 +53,9 @@ def routing_rule(num_experts: int, top_k: int, **settings: Any) -> RoutingRule:
 def grouped_sigmoid_rule(
     config: Mapping[str, Any], *, scale: float = 1.0, num_groups: int = 1, num_kept_groups: int = 1
 ) -> RoutingRule:
-    """Return the rule of DeepSeek-V3, which others have too: sigmoids, groups, and a bias that only the choice sees.
+    """Return DeepSeek-V3's rule, which others use too: sigmoids, groups, and a bias that affects only the choice.
 
-    The settings are those of a configuration without their keys.
+    The arguments are the defaults of settings for which a configuration has no key.
 
     Raises:
         ConfigError: the configuration has another rule, or its numbers contradict each other.
@@ -76,28 +76,28 @@ def grouped_sigmoid_rule(
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a checkpoint calls the parts of a block, behind the block's name."""
+    """Checkpoint names of a block's parts, after the block's name."""
 
     router: str = "gate"
     experts: str = "experts"
     gate: str | None = "gate_proj"
-    """`None` if the activation has no gates, and the stacked tensor holds ups alone."""
+    """`None` if the activation has no gates. The stacked tensor then holds ups alone."""
     up: str = "up_proj"
     down: str = "down_proj"
     stacked_gate_up: str = "experts.gate_up_proj"
-    """Of all experts in one tensor, gates first: (experts, 2 * inner width, width). Transformers 5 computes with it."""
+    """One tensor with all experts, gates first: (experts, 2 * inner width, width). The form of transformers 5."""
     stacked_down: str = "experts.down_proj"
-    """(experts, width, inner width)."""
+    """One tensor with all experts: (experts, width, inner width)."""
     is_turned: bool = False
-    """Stacked matrices are transposed."""
+    """Whether stacked matrices are transposed."""
     is_alternating: bool = False
-    """Gates and ups alternate in stacks (GPT-OSS)."""
+    """Whether gates and ups alternate in stacks (GPT-OSS)."""
     is_stacked: bool = False
-    """Checkpoints hold nothing but stacks."""
+    """Whether checkpoints hold only stacks."""
 
 
 class Experts:
-    """Routes every token to some experts, each a gated mlp, and adds up their outputs.
+    """Routes every token to some experts, each a gated mlp, and sums their outputs.
 
     Args:
         parameters: parameters of the model.
@@ -108,7 +108,7 @@ class Experts:
         names: names of the parts.
         activation: activation function of each expert.
         router_bias: bias of the router's logits.
-        choice_bias: name of a bias of the scores that only the choice depends on; `None` if there is none.
+            choice_bias: name of a bias of the scores that affects only the choice of experts; `None` if there is none.
         has_bias: whether gates, ups and downs have biases; the bias of the downs is one tensor, `<stacked_down>_bias`.
         latent_width: width of the experts' inputs and outputs; `fc1_latent_proj` projects the residual stream to it,
             and `fc2_latent_proj` back. `None` if they read and write the residual stream.
@@ -147,7 +147,7 @@ class Experts:
         self._own = sharding.own_experts(rule.num_experts)
         own = self._own if sharding.divides_experts else None
         if own is not None:
-            inner_width *= sharding.size  # a model is built with the sizes of its rank
+            inner_width *= sharding.size  # a model is built with its rank's sizes
 
         def weights(part: str, inputs: int, outputs: int, *, bias: bool) -> list[LinearWeight]:
             layers = [f"{name}.{names.experts}.{expert}.{part}" for expert in range(rule.num_experts)]
@@ -197,7 +197,7 @@ class Experts:
         ups: Sequence[LinearWeight],
         downs: Sequence[LinearWeight],
     ) -> tuple[LayerAdapters, LayerAdapters] | None:
-        """Return those of gates and ups, and of downs; `None` if tokens of other engines come here."""
+        """Return the adapters of gates and ups, and those of downs; `None` if tokens of other engines arrive here."""
         if self._engines is not None:
             return None
         rows = zip(gates, ups, strict=True) if gates else zip(ups, strict=True)
@@ -205,7 +205,7 @@ class Experts:
         return self._adaptable(parameters, gates_and_ups), self._adaptable(parameters, downs)
 
     def _adaptable(self, parameters: Parameters, weights: Sequence[LinearWeight]) -> LayerAdapters:
-        """Note that adapters can change some weights of all experts, those of one after those of the other."""
+        """Register that adapters can change some weights of all experts, expert by expert."""
         parts = {part: width for weight in weights for part, width in weight.parts.items()}
         shards = {part: parameters.shard_of(f"{part}.weight") for part in parts}
         return parameters.adapts(
@@ -232,7 +232,7 @@ class Experts:
         return self._group.all_reduce(output_TP, None, output_TP.dtype)
 
     def _packed_experts(self) -> PackedExperts:
-        # A start may replace the packed weights by those of a mapped file.
+        # The packed weights may be replaced by those of a mapped file at start-up.
         if self._packed is None or self._packed.downs[-1] is not self._downs[-1].packed:
             self._packed = PackedExperts(
                 self._rule.num_experts,
@@ -249,7 +249,7 @@ class Experts:
 def _latent_projections(
     parameters: Parameters, name: str, width: int, latent_width: int, *, has_bias: bool
 ) -> tuple[Linear, Linear]:
-    """Return the layers that lead from the residual stream to what the experts read, and back."""
+    """Return the layers that project the residual stream to the experts' inputs, and their outputs back."""
     return (
         Linear.new(parameters, f"{name}.fc1_latent_proj", width, latent_width, bias=has_bias),
         Linear.new(parameters, f"{name}.fc2_latent_proj", latent_width, width, bias=has_bias),
@@ -258,11 +258,11 @@ def _latent_projections(
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """An mlp that every token has beside its routed experts.
+    """An mlp that every token passes through, in addition to its routed experts.
 
     Args:
-        routed: the others, whose output is added.
-        shared: computes it.
+        routed: the routed experts, whose output is added.
+        shared: the shared mlp.
         gate: computes one number per row, whose sigmoid scales the row's output; `None` if outputs are not scaled.
     """
 
@@ -279,7 +279,7 @@ class SharedExpert:
 
 
 def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_experts: int, *, has_bias: bool) -> None:
-    """Accept tensors of all experts of a block in place of those of each."""
+    """Accept tensors with all experts of a block instead of one tensor per expert."""
     prefix = f"{name}.{names.experts}"
     stacked = StackedExperts(prefix, names, num_experts)
 
@@ -308,10 +308,10 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """Takes the tensors of checkpoints apart that hold all experts of a layer."""
+    """Splits checkpoint tensors that hold all experts of a layer."""
 
     prefix: str
-    """Of the experts' own layers."""
+    """Name prefix of the single experts' layers."""
     names: ExpertNames
     num_experts: int
 
@@ -322,7 +322,7 @@ class StackedExperts:
         name: str,
         values: Values,
     ) -> Iterator[tuple[str, Values]]:
-        """Yield what `split` makes of a tensor, or the quantized matrices of these parts.
+        """Yield the parts that `split` makes of a tensor, or the quantized matrices of these parts.
 
         Raises:
             ConfigError: the tensor has another shape, or quantized matrices another order.
@@ -370,14 +370,14 @@ class StackedExperts:
     def packed_gates_and_ups(
         self, stack: Mxfp4Stack, name: str, values: Values
     ) -> Iterator[tuple[str, QuantizedMatrix]]:
-        """Yield gates and ups, of which the rows of outputs alternate, when both tensors of the stack are there."""
+        """Yield gates and ups from stacks with alternating output rows, once both tensors of the stack are there."""
         for expert, matrix in enumerate(stack.take(name, values)):
             for part, first in ((self.names.gate, 0), (self.names.up, 1)):
                 rows = Mxfp4Matrix(name, matrix.blocks_OGB[first::2], matrix.scales_OG[first::2])
                 yield f"{self.prefix}.{expert}.{part}.weight", rows
 
     def packed_downs(self, stack: Mxfp4Stack, name: str, values: Values) -> Iterator[tuple[str, QuantizedMatrix]]:
-        """Yield downs when both tensors of the stack are there."""
+        """Yield downs once both tensors of the stack are there."""
         for expert, matrix in enumerate(stack.take(name, values)):
             yield f"{self.prefix}.{expert}.{self.names.down}.weight", matrix
 

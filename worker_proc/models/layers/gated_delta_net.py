@@ -19,17 +19,17 @@ from octavo.worker_proc.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetSizes:
-    """Of a block."""
+    """Sizes of a block."""
 
     num_key_heads: int
     num_value_heads: int
-    """A multiple of the key heads."""
+    """Number of value heads: a multiple of the number of key heads."""
     key_dim: int
     value_dim: int
     conv_width: int
 
     def of_rank(self, num_ranks: int) -> "DeltaNetSizes":
-        """Return the sizes of the part that each of several ranks has, given those of the whole block."""
+        """Return the sizes of one rank's part, given those of the undivided block."""
         return replace(
             self,
             num_key_heads=max(1, self.num_key_heads // num_ranks),
@@ -38,19 +38,19 @@ class DeltaNetSizes:
 
     @property
     def convolved(self) -> list[int]:
-        """Widths of what is convolved: queries, keys, values."""
+        """Widths of the convolved parts: queries, keys, values."""
         key_width = self.num_key_heads * self.key_dim
         return [key_width, key_width, self.num_value_heads * self.value_dim]
 
     @property
     def state(self) -> StateShape:
-        """What a request keeps: the last inputs of the convolution, and the matrix of each value head."""
+        """State of a request: the last inputs of the convolution, and the matrix of each value head."""
         heads = self.num_value_heads, self.key_dim, self.value_dim
         return StateShape(((self.conv_width - 1, sum(self.convolved)), heads))
 
 
 class GatedDeltaNet:
-    """Input projection, convolution, recurrence, gated norm of each head, output projection.
+    """Input projection, convolution, recurrence, norm with gate of each head, output projection.
 
     Args:
         parameters: parameters of the model.
@@ -101,18 +101,17 @@ class GatedDeltaNet:
 
 
 def divided_projections(sizes: DeltaNetSizes) -> list[Rule]:
-    """Return the rules that take the fused tensors of a checkpoint apart, so that ranks can divide each part.
+    """Return the rules that split the fused tensors of a checkpoint, so that ranks can divide each part.
 
-    These are `conv1d`, and those with the projections of each key head next to each other: `in_proj_qkvz` (a query, a
-    key, the values and the gates of its value heads) and `in_proj_ba`.
-
+    These are `conv1d`, `in_proj_qkvz` (for each key head: its query, its key, and the values and gates of its value
+    heads) and `in_proj_ba`, in which the projections of each key head are adjacent too.
     Args:
         sizes: sizes of the undivided block.
     """
     num_heads, per_key = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
 
     def rows(widths: list[int]) -> list[list[range]]:
-        """Return the rows of each part, given its rows in every key head."""
+        """Return the rows of each part, given its number of rows per key head."""
         starts = [sum(widths[:part]) for part in range(len(widths))]
         return [
             [range(head * sum(widths) + start, head * sum(widths) + start + width) for head in range(num_heads)]
@@ -130,5 +129,5 @@ def divided_projections(sizes: DeltaNetSizes) -> list[Rule]:
 
 
 def _convolutions(sizes: DeltaNetSizes) -> dict[str, int]:
-    """Return the parts of `conv1d`, and the channels of each."""
+    """Return the parts of `conv1d`, and the number of channels of each."""
     return dict(zip(("conv1d_q", "conv1d_k", "conv1d_v"), sizes.convolved, strict=True))

@@ -1,8 +1,9 @@
-"""Multi-head latent attention (DeepSeek): keys and values of all heads come from one short vector of each token.
+"""Multi-head latent attention (DeepSeek): keys and values of all heads come from one short vector per token.
 
-The cache holds this vector and a rotated part of the key, once for all heads; no key or value of a head is ever made.
-Queries are multiplied with the weights that would make keys, and outputs with those that would make values (arXiv
-2405.04434, 2.1.2). Prompts and single tokens take the same path, so they have the same bits: docs/adr/0036.
+The cache holds this vector and a rotated part of the key, shared by all heads. Keys and values of heads are never
+computed: queries are multiplied with the weights that would produce keys, and outputs with those that would produce
+values (arXiv 2405.04434, 2.1.2). Prompts and single tokens take the same path, so they have the same bits:
+docs/adr/0036.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatri
 from octavo.worker_proc.models.parameters import Parameters
 
 _EPS = 1e-6
-"""Of the norms of the short vectors, whatever the configuration says."""
+"""Epsilon of the norms of the short vectors; configurations do not change it."""
 
 
 class LatentAttention:
@@ -34,7 +35,7 @@ class LatentAttention:
         widths: widths of the parts of queries and keys.
         num_heads: number of heads of this rank.
         width: width of the residual stream.
-        query_rank: length of the short vector of queries; `None` if queries are projected at once.
+            query_rank: length of the short vector of queries; `None` if rows are projected directly to queries.
         has_bias: whether the projections to short vectors and the output projection have biases.
     """
 
@@ -99,13 +100,13 @@ class LatentAttention:
 def _heads_of(
     name: str, widths: LatentWidths, num_heads: int, full_name: str, values: Tensor | QuantizedMatrix
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield for each head the weight that is multiplied with its query, and the one for its output.
+    """Yield for each head the weight for its query, and the weight for its output.
 
-    The checkpoint's weight makes of a latent vector the keys and values of all heads: of each the part of the key that
+    The checkpoint's weight maps a latent vector to keys and values of all heads: for each head the part of the key that
     is not rotated, then the value.
 
     Raises:
-        ConfigError: it has another shape.
+        ConfigError: the weight has another shape.
     """
     expected = num_heads * (widths.plain + widths.value), widths.latent
     if tuple(values.shape) != expected:

@@ -10,7 +10,7 @@ from octavo.worker_proc.models.parameters import Parameters
 
 
 class Linear:
-    """`x @ weight.T + bias`; usable when its weight is packed.
+    """`x @ weight.T + bias`; usable once its weight is packed.
 
     Args:
         weight: weight of the layer.
@@ -23,7 +23,7 @@ class Linear:
 
     @classmethod
     def tied(cls, parameters: Parameters, embedding_VD: Tensor) -> "Linear":
-        """Make the output layer of a model whose output weight is its embedding."""
+        """Make the output layer of a model that shares its weight with the embedding."""
         weight = parameters.tied(embedding_VD)
         (table,) = weight.parts
         shards = {"lm_head": parameters.shard_of(table)}
@@ -37,14 +37,14 @@ class Linear:
     ) -> "Linear":
         """Make the layer that the checkpoint calls `name`.
 
-        `is_transposed`: the weight in the checkpoint has shape IO, not OI.
+        `is_transposed`: whether the weight in the checkpoint has shape IO instead of OI.
         """
         weight = parameters.linear(name, {name: outputs}, inputs, bias=bias, is_transposed=is_transposed)
         return cls(weight, adapters_of(parameters, weight))
 
     @classmethod
     def stacked(cls, parameters: Parameters, name: str, parts: dict[str, int], inputs: int, *, bias: bool) -> "Linear":
-        """Make one layer from several of the checkpoint; `parts` has their names and numbers of outputs."""
+        """Make one layer from several of the checkpoint. `parts` maps their names to their numbers of outputs."""
         weight = parameters.linear(name, parts, inputs, bias=bias)
         return cls(weight, adapters_of(parameters, weight))
 
@@ -61,7 +61,7 @@ class Linear:
         return exchange(adapters.add(x_TI, product_TO))
 
     def silu_and_mul(self, x_TI: Tensor) -> Tensor:
-        """Return the gated activation of the outputs, half as many: see `octavo.kernels.silu_and_mul`."""
+        """Return the gated activation of the outputs, half as many; see `octavo.kernels.silu_and_mul`."""
         assert self._weight.exchange is None, "the activation of partial sums is not a part of the activation"
         if self._adapters is not None and self._adapters.add is not None:
             return silu_and_mul(self._adapters.add(x_TI, linear(x_TI, self._weight.packed)))
@@ -69,7 +69,7 @@ class Linear:
 
 
 def adapters_of(parameters: Parameters, weight: LinearWeight) -> LayerAdapters:
-    """Note that adapters can change a layer, and return the place for them."""
+    """Register that adapters can change a layer. Return its adapter hook."""
     shards = {part: parameters.shard_of(f"{part}.weight") for part in weight.parts}
     is_here = parameters.stage.holds(weight.name, is_output=True)
     return parameters.adapts(

@@ -1,4 +1,4 @@
-"""The state-space block of Mamba-2 (Dao and Gu, arXiv 2405.21060), which hybrids have too."""
+"""The state-space block of Mamba-2 (Dao and Gu, arXiv 2405.21060), also used in hybrid models."""
 
 import math
 from collections.abc import Sequence
@@ -24,20 +24,20 @@ from octavo.worker_proc.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Sizes:
-    """Of a block."""
+    """Sizes of a block."""
 
     num_heads: int
     head_dim: int
     state_size: int
-    """Of a group's B and C."""
+    """Size of B and C of a group."""
     num_groups: int
-    """Of heads, which share B and C, and are normalized together."""
+    """Number of head groups. The heads of a group share B and C, and are normalized together."""
     conv_width: int
     num_sharing: int = 1
-    """Ranks that share a group: each has some of its heads."""
+    """Number of ranks that share a group: each has some of its heads."""
 
     def of_rank(self, num_ranks: int) -> "Mamba2Sizes":
-        """Return the sizes of the part that each of several ranks has, given those of the whole block."""
+        """Return the sizes of one rank's part, given those of the undivided block."""
         return replace(
             self,
             num_heads=self.num_heads // num_ranks,
@@ -47,24 +47,24 @@ class Mamba2Sizes:
 
     @property
     def inner_width(self) -> int:
-        """Numbers of all heads."""
+        """Total width of all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def convolved(self) -> list[int]:
-        """Widths of what is convolved: the heads, all B, all C."""
+        """Widths of the convolved parts: the heads, all B, all C."""
         return [self.inner_width, self.num_groups * self.state_size, self.num_groups * self.state_size]
 
     @property
     def state(self) -> StateShape:
-        """What a request keeps: the last inputs of the convolution, and the matrix of each head."""
+        """State of a request: the last inputs of the convolution, and the matrix of each head."""
         heads = self.num_heads, self.state_size, self.head_dim
         return StateShape(((self.conv_width - 1, sum(self.convolved)), heads))
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Factors:
-    """Factors of what the input projection returns (Falcon-H1)."""
+    """Factors of the outputs of the input projection (Falcon-H1)."""
 
     gate: float = 1.0
     x: float = 1.0
@@ -84,7 +84,7 @@ class Mamba2Mixer:
         sizes: sizes of the block, or of a rank's part of it.
         width: width of the residual stream.
         eps: epsilon of the norm.
-        norm: whether the gate comes before the norm or after it; `None` if there is a gate and no norm.
+            norm: whether the gate comes before or after the norm; `None` if there is a gate and no norm.
         has_bias: whether the input projection has a bias.
         has_output_bias: whether the output projection has a bias.
         has_conv_bias: whether the convolution has a bias.
@@ -178,7 +178,7 @@ class Mamba2Mixer:
         )
 
     def _num_segments(self) -> int:
-        """Return in how many parts the squares of a group, or of the part of it that is here, are added up.
+        """Return the number of segments in which the squares of a group, or of this rank's part of it, are summed.
 
         The segments are the same on any number of ranks, as those of products are, and so is the order of the sum.
         """
@@ -200,16 +200,16 @@ class Mamba2Mixer:
         return torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)])
 
     def _refresh(self) -> None:
-        """Follow weights that have changed in place."""
+        """Recompute cached values after weights have changed in place."""
         if (scaled_DW := self._scaled_weight_DW) is not None:
             factors = [self._factors.x, self._factors.b, self._factors.c]
             scaled_DW.copy_(self._scaled(self._conv_weight_D1W.squeeze(1), factors))
 
 
 def divided_projections(sizes: Mamba2Sizes) -> list[Rule]:
-    """Return the rules that take the fused tensors of a checkpoint apart, so that ranks can divide each part.
+    """Return the rules that split the fused tensors of a checkpoint, so that ranks can divide each part.
 
-    `sizes`: of the whole block.
+    `sizes`: sizes of the undivided block.
     """
     return [
         split_rows("in_proj", stacked(_projections(sizes))),
@@ -218,11 +218,11 @@ def divided_projections(sizes: Mamba2Sizes) -> list[Rule]:
 
 
 def _projections(sizes: Mamba2Sizes) -> dict[str, int]:
-    """Return the parts of `in_proj`, and the outputs of each."""
+    """Return the parts of `in_proj`, and the number of outputs of each."""
     x, b, c = sizes.convolved
     return {"gate_proj": x, "x_proj": x, "state_b_proj": b, "state_c_proj": c, "dt_proj": sizes.num_heads}
 
 
 def _convolutions(sizes: Mamba2Sizes) -> dict[str, int]:
-    """Return the parts of `conv1d`, and the channels of each."""
+    """Return the parts of `conv1d`, and the number of channels of each."""
     return dict(zip(("conv1d_x", "conv1d_b", "conv1d_c"), sizes.convolved, strict=True))

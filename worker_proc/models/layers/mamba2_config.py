@@ -1,4 +1,4 @@
-"""Reads the sizes of state-space blocks from configurations that name them like Bamba: Granite 4, Falcon-H1."""
+"""Reads the sizes of state-space blocks from configurations with Bamba's key names: Granite 4, Falcon-H1."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from octavo.worker_proc.models.layers.mamba2 import Mamba2Sizes
 
 
 def sizes_from_config(config: Mapping[str, Any], inner_width: int) -> Mamba2Sizes:
-    """Return the sizes of blocks whose heads have `inner_width` numbers together.
+    """Return the sizes of blocks whose heads have `inner_width` numbers in total.
 
     Raises:
         ConfigError: the sizes contradict each other.

@@ -24,7 +24,7 @@ class GatedMlp:
         gate_factor: factor of the gates, before the activation.
 
     Raises:
-        ConfigError: there is a factor, and the activation is not silu.
+            ConfigError: there is a factor, and the activation function is not silu.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GatedMlp:
         if self._gate_factor != 1.0:
             gate_TF, up_TF = self._gate_up(x_TD).split([self._inner_width] * 2, dim=1)
             return self._down(multiply(up_TF, scale(gate_TF, self._gate_factor), has_silu=True))
-        if self._is_fused:  # some products apply it before they store their results
+        if self._is_fused:  # some products apply the activation before they store their results
             return self._down(self._gate_up.silu_and_mul(x_TD))
         return self._down(self._activation(self._gate_up(x_TD)))
 

@@ -13,7 +13,7 @@ from octavo.worker_proc.models.parameters import Parameters
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RMSNorm:
-    """Root-mean-square norm with a scale; rows are the last dimension."""
+    """Root-mean-square norm with a scale, over the last dimension."""
 
     weight_D: Tensor
     eps: float
@@ -53,7 +53,7 @@ class LayerNorm:
         has_weight: bool = True,
         has_bias: bool = True,
     ) -> "LayerNorm":
-        """Make the layer that the checkpoint calls `name`; it may lack the scale or the bias."""
+        """Make the layer that the checkpoint calls `name`. The scale or the bias may be missing."""
         zeros_D = torch.zeros(width, dtype=parameters.dtype, device=parameters.device)
         weight_D = parameters.new(f"{name}.weight", width) if has_weight else zeros_D + 1.0
         return cls(weight_D, parameters.new(f"{name}.bias", width) if has_bias else zeros_D, eps)

@@ -1,4 +1,4 @@
-"""Decoders in the form of Llama, whose layers differ in their attention or mlp blocks only."""
+"""Decoders in the form of Llama, which differ only in their attention or mlp blocks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,14 +33,14 @@ def llama_parameters(
     rules: Sequence[Rule] = (),
     is_tied: bool | None = None,
 ) -> Parameters:
-    """Return the parameters of a model with Llama's names of tensors.
+    """Return the parameters of a model with Llama's tensor names.
 
     Args:
         facts: facts of the model.
         placement: placement of all parameters.
-        ignored: further patterns of names.
+            ignored: further patterns of names to ignore.
         rules: see `Parameters`.
-        is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
+            is_tied: whether embedding and output share a weight; `None` means as the configuration says.
     """
     tables = [r"rotary_emb\.inv_freq$", *ignored]
     if _is_tied(facts, is_tied):
@@ -67,19 +67,19 @@ def prenorm_decoder(
     is_embedding_scaled: bool = False,
     query_scale: QueryScale | None = None,
 ) -> DecoderModel:
-    """Make a decoder of blocks that are given the index and the name of their layer.
+    """Make a decoder from blocks. The functions that make blocks get the index and the name of the layer.
 
     Args:
         facts: facts of the model, or of a rank's part of it.
         parameters: parameters of the model, from `llama_parameters`.
-        shapes: shapes of the attention of each layer; `None` if it has none.
+            shapes: shape of the attention of each layer; `None` for a layer without attention.
         attention: makes the attention block of a layer.
         mlp: makes the mlp block of a layer.
         eps: epsilon of all norms.
         norm: makes a norm, given its name; `None` means root-mean-square norms in the model's type.
         states: state shapes of layers with a recurrence; see `Model`.
-        is_tied: whether the embeddings are the output weight; `None` means as the configuration says.
-        rotaries: `None` means the one of the configuration, over the whole head.
+            is_tied: whether embedding and output share a weight; `None` means as the configuration says.
+            rotaries: rotary embeddings; `None` means the one of the configuration, over the whole head.
         after_embedding: see `DecoderModel`.
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.

@@ -1,4 +1,4 @@
-"""Factors of queries that grow with the position, so that long contexts do not flatten the softmax.
+"""Query factors that grow with the position, so that long contexts do not flatten the softmax.
 
 See arXiv 2501.19399.
 """
@@ -11,7 +11,7 @@ class QueryScale:
     """`1 + attn_scale * log(1 + floor((position + 1) / floor_scale))`, computed once for all positions.
 
     Args:
-        floor_scale: positions that share a factor.
+            floor_scale: number of consecutive positions that share a factor.
         attn_scale: growth of the factor.
     """
 
@@ -29,5 +29,5 @@ class QueryScale:
         self._table_L1 = steps_S[steps_L].unsqueeze(1).to(device)
 
     def lookup(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the look-up of the factors, for `octavo.kernels.embedding.embeddings`."""
+        """Return indices and table of the factors, for `octavo.kernels.embedding.embeddings`."""
         return positions_T, self._table_L1

@@ -1,6 +1,6 @@
 """Rotary angles from a model's configuration, in every spelling and with every supported scaling.
 
-Rotates nothing; `octavo.kernels.rope` does.
+Does not rotate; `octavo.kernels.rope` does.
 """
 
 import math
@@ -18,8 +18,8 @@ from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.hf_config import ignore, optional, required
 
 _CHUNK_POSITIONS = 1024
-"""Angles are computed in fixed chunks of this many positions, so that the angle of a position has the same bits
-however long the table is."""
+"""Angles are computed in chunks of this many positions, so that the angle of a position has the same bits for any
+length of the table."""
 
 
 class Rotary:
@@ -33,21 +33,21 @@ class Rotary:
 
     @classmethod
     def of(cls, theta: float, num_pairs: int) -> "Rotary":
-        """Make the angles of a base, without a scaling."""
+        """Make unscaled angles for a base."""
         return Rotary(_inverse_frequencies(theta, num_pairs))
 
     @property
     def num_pairs(self) -> int:
-        """C: pairs of a head that are rotated."""
+        """C: number of rotated pairs of a head."""
         return len(self._inverse_frequencies_C)
 
     @property
     def magnitude(self) -> float:
-        """Of the scaling: what cosines and sines are multiplied by."""
+        """Factor of the scaling that cosines and sines are multiplied by."""
         return self._magnitude
 
     def _use(self, inverse_frequencies_C: Tensor) -> None:
-        """Replace the frequencies; `prepare` computes all angles anew."""
+        """Replace the frequencies; the next `prepare` recomputes all angles."""
         self._inverse_frequencies_C = inverse_frequencies_C
         self._cos_LC = self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
 
@@ -75,9 +75,9 @@ class Rotary:
         return self._cos_LC[positions_T], self._sin_LC[positions_T]
 
     def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return the look-ups of cos_TC and sin_TC, for `octavo.kernels.embedding.embeddings`.
+        """Return indices and tables of cos_TC and sin_TC, for `octavo.kernels.embedding.embeddings`.
 
-        They are in float32, multiplied by the magnitude of the scaling.
+        The tables are float32, multiplied by the magnitude of the scaling.
         """
         return (positions_T, self._cos_LC), (positions_T, self._sin_LC)
 
@@ -85,8 +85,8 @@ class Rotary:
 class LongRotary(Rotary):
     """LongRoPE (arXiv 2402.13753): other frequencies if requests may exceed the original length.
 
-    `transformers` chooses by the length of each sequence so far, and leaves the keys that it computed before as they
-    are. Here the longest request that the engine admits decides, as in vLLM: a position must have one angle.
+    `transformers` chooses by the current length of each sequence, and keeps keys that were computed with the other
+    frequencies. Here, as in vLLM, the length limit of the engine decides: a position must have one angle.
     """
 
     def __init__(self, short_C: Tensor, long_C: Tensor, original_positions: int, magnitude: float) -> None:
@@ -103,7 +103,7 @@ class LongRotary(Rotary):
 
 
 class DynamicRotary(Rotary):
-    """Dynamic NTK scaling: a larger base if requests may exceed the original length, which decides as in LongRoPE."""
+    """Dynamic NTK scaling: a larger base if requests may exceed the original length, as in `LongRotary`."""
 
     def __init__(self, theta: float, num_pairs: int, factor: float, original_positions: int) -> None:
         super().__init__(_inverse_frequencies(theta, num_pairs))
@@ -125,13 +125,13 @@ class DynamicRotary(Rotary):
 class AxisRotary(Rotary):
     """M-RoPE: each pair of a head rotates by the position on one of several axes.
 
-    A step that may have such positions reads tables that are filled with the angles of its rows. Otherwise all axes
-    are the same, and it looks them up by position as others do.
+    A step that may have such positions reads tables that were filled with the angles of its rows. Otherwise all axes
+    are equal, and angles are looked up by position as in other models.
 
     Args:
         inverse_frequencies_C: inverse frequencies of the pairs.
         magnitude: factor of the scaling.
-        axes_C: the axis of each pair.
+            axes_C: axis of each pair.
     """
 
     def __init__(self, inverse_frequencies_C: Tensor, magnitude: float, axes_C: Tensor) -> None:
@@ -141,7 +141,7 @@ class AxisRotary(Rotary):
         self._step_tables: tuple[Tensor, Tensor] | None = None
 
     def take_steps(self, max_rows: int, device: torch.device) -> None:
-        """Let tables be filled for steps of up to so many rows: before a step is recorded."""
+        """Allocate tables for the angles of steps of up to `max_rows` rows. Call before a step is recorded."""
         cos_XC, sin_XC = torch.zeros(2, max_rows, self.num_pairs, device=device)
         self._step_tables = cos_XC, sin_XC
         self._axes_C, self._pairs_C = self._axes_C.to(device), self._pairs_C.to(device)
@@ -149,7 +149,7 @@ class AxisRotary(Rotary):
     def put(self, axes_AT: npt.NDArray[np.int64], stream: Stream | None = None) -> None:
         """See `octavo.worker_proc.models.base.StepAngles`."""
         assert self._step_tables is not None, "take_steps() comes before"
-        # Frames of a video may be further apart than the tokens of the longest request.
+        # Video frames may be further apart than the tokens of the longest request.
         self.prepare(int(axes_AT.max()) + 1, self._cos_LC.device)
         axes = torch.from_numpy(axes_AT) if stream is None else upload_array(stream, axes_AT)
         positions_TC = axes.T[:, self._axes_C]
@@ -157,7 +157,7 @@ class AxisRotary(Rotary):
             table_XC[: len(positions_TC)] = angles_LC[positions_TC, self._pairs_C]
 
     def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """See `Rotary.lookups`; `positions_T` counts the rows of the step if they are filled for each step."""
+        """See `Rotary.lookups`. If tables are filled for each step, `positions_T` counts the rows of the step."""
         if self._step_tables is None:
             return super().lookups(positions_T)
         cos_XC, sin_XC = self._step_tables
@@ -174,18 +174,18 @@ def rotary_from_config(
 ) -> Rotary:
     """Make the angles that `config.json` describes.
 
-    The scaling is under `rope_parameters` (transformers 5) or `rope_scaling`; the base is there too, or beside it as
+    The scaling is under `rope_parameters` (transformers 5) or `rope_scaling`. The base is there too, or at top level as
     `rope_theta`.
 
     Args:
         config: model configuration.
         head_dim: size of a head.
-        default_theta: the base if none is given.
-        default_partial: the share of a head that is rotated, if none is given.
+            default_theta: base if the configuration has none.
+            default_partial: rotated share of a head if the configuration has none.
         layer_type: type of layer that the angles are for, if `rope_parameters` has one entry per type.
 
     Raises:
-        ConfigError: a scaling that is not supported, or one whose values are missing or unknown.
+            ConfigError: the scaling is not supported, or its values are missing or unknown.
     """
     partial = optional(config, "rotary_pct", optional(config, "partial_rotary_factor", default_partial))
     theta = optional(config, "rotary_emb_base", optional(config, "rope_theta", default_theta))
@@ -223,11 +223,11 @@ def _rotary_of(rope: dict[str, Any], config: Mapping[str, Any], head_dim: int) -
 
 
 def _with_axes(rotary: Rotary, sections: Any, *, is_interleaved: bool) -> AxisRotary:
-    """Return the angles of `rotary` on several axes, whose pairs are `sections` in number."""
+    """Return the angles of `rotary` on several axes, with `sections` pairs on each."""
     is_sound = isinstance(sections, list | tuple) and all(type(size) is int and size >= 0 for size in sections)
     if type(rotary) is not Rotary or not is_sound or len(sections) != NUM_AXES or sum(sections) != rotary.num_pairs:
         raise ConfigError(f"config.json: 'mrope_section' is {sections!r} for {rotary.num_pairs} rotated pairs")
-    if is_interleaved:  # time, row, column, time, ..., until there are enough of rows and columns
+    if is_interleaved:  # time, row, column, time, ..., until rows and columns have enough
         axes_C = torch.zeros(rotary.num_pairs, dtype=torch.int64)
         for axis in (1, 2):
             axes_C[axis : NUM_AXES * sections[axis] : NUM_AXES] = axis
@@ -246,7 +246,7 @@ def _default(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Map
 
 
 def _linear(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
-    """Positions divided by a factor."""
+    """Linear scaling: positions divided by a factor."""
     return Rotary(inverse_frequencies_C / required(rope, "factor", float))
 
 
@@ -261,7 +261,8 @@ def _llama3(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapp
 
 
 def _yarn(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mapping[str, Any]) -> Rotary:
-    """YaRN (arXiv 2309.00071): interpolated by the number of rotations within the original length; scores scaled."""
+    """YaRN (arXiv 2309.00071): interpolates by the number of rotations within the original length, and scales
+    scores."""
     num_pairs = len(inverse_frequencies_C)
     theta = required(rope, "rope_theta", float)
     original = optional(rope, "original_max_position_embeddings", required(config, "max_position_embeddings", int))
@@ -329,4 +330,4 @@ _SCALINGS: dict[str, tuple[_Make, str]] = {
         "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
     ),
 }
-"""How each scaling makes its angles, and the keys that it has besides the common ones."""
+"""The function that makes the angles of each scaling, and the keys that it has in addition to the common ones."""

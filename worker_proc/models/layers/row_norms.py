@@ -1,7 +1,8 @@
-"""Norms of queries and keys whose weights differ from head to head.
+"""Norms of queries and keys whose weights differ between heads.
 
-On several ranks each has the heads of its rank. A norm of all heads together gathers the rows of the ranks, so a rank
-normalizes what one rank alone would, and keeps its part: the same bits, for one more exchange of queries and of keys.
+Each rank has the weights of its heads. A norm over all heads gathers the rows of the ranks, so a rank normalizes the
+same rows as a single rank would, and keeps its part. The bits are equal, at the cost of one more exchange of queries
+and of keys.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from octavo.worker_proc.parallel.group import TensorParallelGroup
 
 @dataclass(frozen=True, slots=True)
 class RowNorms:
-    """The norms of queries and keys: from TP to TP, all heads of this rank side by side."""
+    """Norms of queries and keys: from TP to TP, with all heads of this rank side by side."""
 
     q: Callable[[Tensor], Tensor]
     k: Callable[[Tensor], Tensor]
@@ -29,19 +30,19 @@ class RowNorms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Heads:
-    """The weight of all heads of the model, of which this rank has some."""
+    """The weights of all heads of the model; some of the heads belong to this rank."""
 
     weight_W: Tensor
     first: int
-    """Number of the weight that belongs to this rank's first one."""
+    """Index of the first weight of this rank's heads."""
     width: int
-    """Of this rank's heads."""
+    """Width of this rank's heads."""
     head_dim: int
     eps: float
     group: TensorParallelGroup | None
 
     def together(self, x_TP: Tensor) -> Tensor:
-        """Return the root-mean-square norm of all heads of a row together."""
+        """Return the root-mean-square norm over all heads of a row."""
         if self.group is None:
             return rms_norm(x_TP, self.weight_W, self.eps)
         all_width = len(self.weight_W)
@@ -58,7 +59,7 @@ class _Heads:
 
 
 def norms_of_rows(parameters: Parameters, name: str, shape: AttentionShape, eps: float) -> RowNorms:
-    """Make root-mean-square norms of all heads together, `q_norm` and `k_norm` of the block `name`.
+    """Make root-mean-square norms over all heads: `q_norm` and `k_norm` of the block `name`.
 
     Raises:
         ConfigError: there are more ranks than key heads.
@@ -75,7 +76,7 @@ def norms_of_rows(parameters: Parameters, name: str, shape: AttentionShape, eps:
 
 
 def layer_norms_of_heads(parameters: Parameters, name: str, shape: AttentionShape, eps: float) -> RowNorms:
-    """Make layer norms of each head alone, which have a weight for each of them and no bias.
+    """Make layer norms of each single head, with a weight per head and no bias.
 
     Raises:
         ConfigError: the model is on a GPU.

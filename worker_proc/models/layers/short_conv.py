@@ -19,8 +19,8 @@ class ShortConv:
         parameters: parameters of the model.
         name: name of the block; its layers are `in_proj`, `conv` and `out_proj`.
         index: index of the layer.
-        width: of the residual stream; ranks divide the channels of the convolution.
-        conv_width: inputs of the convolution.
+            width: width of the residual stream; ranks divide the channels of the convolution.
+            conv_width: number of inputs of the convolution.
         has_bias: whether the layers have biases.
 
     Raises:
@@ -50,5 +50,5 @@ class ShortConv:
 
 
 def short_conv_state(num_channels: int, conv_width: int) -> StateShape:
-    """Return what a request keeps: the last inputs of the convolution."""
+    """Return the state of a request: the last inputs of the convolution."""
     return StateShape(((conv_width - 1, num_channels),))
