@@ -8,10 +8,10 @@ from octavo.worker_proc.device.stream import Stream
 
 
 class Device(ABC):
-    """One worker's device."""
+    """The device of one worker."""
 
     name: str
-    """For people: the model of the processor."""
+    """Display name: the model of the processor."""
     torch_device: torch.device
     total_bytes: int
     """Memory that this process may use at most."""

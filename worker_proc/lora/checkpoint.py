@@ -18,7 +18,7 @@ _AGAIN = "write the adapter again, with peft's save_pretrained"
 
 @dataclass(slots=True, eq=False)
 class ModuleFactors:
-    """What an adapter adds to one module of the base model."""
+    """The factors that an adapter adds to one module of the base model."""
 
     is_embedding: bool
     scale: float
@@ -29,7 +29,7 @@ class ModuleFactors:
 
     @property
     def is_plain(self) -> bool:
-        """Whether they are those of one weight, not of a stack of weights."""
+        """Whether the factors belong to one weight, not to a stack of weights."""
         return self.both[0].ndim == 2
 
     @property
@@ -44,19 +44,19 @@ class AdapterTensors:
     """An adapter in host memory."""
 
     where: str
-    """Its file, for errors."""
+    """File of the adapter, for errors."""
     config: PeftLora
     modules: dict[str, ModuleFactors] = field(default_factory=dict)
-    """By the name of the module in the base model."""
+    """Factors by the name of the module in the base model."""
     base_weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of weights of the base model that the file repeats: PEFT saves embeddings beside their adapters."""
+    """Shapes of base model weights that the file repeats: PEFT saves embeddings together with their adapters."""
 
 
 def read_adapter(adapter: Adapter) -> AdapterTensors:
     """Return the tensors of an adapter whose files are still those that the frontend has checked.
 
     Raises:
-        ConfigError: they are not, or something in them is not supported; the message names it.
+        ConfigError: the files are not an adapter, or something in them is not supported; the message names it.
     """
     path = Path(adapter.path)
     try:
@@ -107,7 +107,7 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
             raise _wrong(
                 where, f"{name!r} has shape {tuple(tensor.shape)}, and adapter_config.json gives it the rank {rank}"
             )
-        if is_stack:  # A has all ranks of an expert after those of the one before, B has all experts of each rank
+        if is_stack:  # A has all ranks of an expert after those of the previous expert; B has all experts of each rank
             tensor = tensor.unflatten(0, (-1, rank)) if dim == 0 else tensor.unflatten(1, (rank, -1)).permute(2, 0, 1)
         setattr(factors, factor[-1].lower(), tensor)
     for module, factors in adapter.modules.items():
@@ -123,7 +123,7 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
 def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple[str, str | None]:
     """Return the module without peft's wrappers, and which of its parameters is changed; `None` if it is a layer.
 
-    Each parameter of a module has a wrapper around those of the parameters before it.
+    The wrapper of each parameter of a module encloses the wrappers of the parameters before it.
     """
     depth = 0
     while module.endswith(".base_layer"):

@@ -21,7 +21,7 @@ call it in the same order."""
 
 
 def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
-    """Make the slots of a packed model, and what fills them.
+    """Make the slots of a packed model, and the loader that fills them.
 
     Raises:
         ConfigError: the model or its settings do not go with adapters.
@@ -59,7 +59,7 @@ class AdapterLoader:
         self._max_cpu_loras = max_cpu_loras
         self._agree = agree
         self._placed: OrderedDict[str, PlacedAdapter] = OrderedDict()
-        """By digest; the one used last is at the end."""
+        """Adapters by digest, in order of use; the most recently used one is last."""
 
     @property
     def num_bytes(self) -> int:

@@ -25,7 +25,7 @@ PlacedAdapter = dict[LayerAdapters, list[LoraPart | None]]
 
 
 class AdapterSlots:
-    """The slots of a model, for `max_loras` adapters of up to `max_rank`. Layers add what is in them from now on.
+    """The slots of a model, for `max_loras` adapters of up to `max_rank`. Layers add their contents from now on.
 
     Args:
         model: packed; its steps are not recorded yet.
@@ -57,10 +57,10 @@ class AdapterSlots:
                 self._attach(layer, slots)
 
     def move_to(self, model: Model) -> dict[LayerAdapters, LayerAdapters]:
-        """Add what is in the slots in another model with the same layers.
+        """Connect the slots to the layers of another model with the same layers.
 
         Returns:
-            The layers of that model, by those of the present one.
+            The layers of that model, keyed by those of the present one.
         """
         parameters = model.parameters
         new_of = dict(zip(self._parameters.adaptable, parameters.adaptable, strict=True))
@@ -213,7 +213,7 @@ class AdapterSlots:
         return LoraPart(a_RI.to(self._dtype).contiguous(), b_OR.to(self._dtype).contiguous(), factors.scale)
 
     def _check_base(self, module: str, shape: tuple[int, ...], where: str) -> None:
-        """Refuse a table of another size: PEFT saves embeddings that were resized beside their adapters."""
+        """Refuse a table of another size: PEFT saves resized embeddings together with their adapters."""
         for name, _ in self._parameters.parts_of(f"{module}.weight", torch.empty(0)):
             layer, _ = self._parts.get(name.removesuffix(".weight"), (None, 0))
             outputs, inputs = layer.whole_shape(name.removesuffix(".weight")) if layer else (0, 0)

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Alignments:
-    """What a step has found: the results of the requests whose texts end in it."""
+    """Alignments of a step: the results of the requests whose texts end in it."""
 
     def __init__(self) -> None:
         self._by_slot: dict[int, PooledOutput] = {}
@@ -32,7 +32,7 @@ class Alignments:
         self._by_slot[slot] = output
 
     def put_into(self, token_ids: list[int], samples: Samples) -> list[PooledOutput]:
-        """Replace what was sampled for these requests by `POOLED`; returns the results in this order."""
+        """Replace the sampled tokens of these requests by `POOLED`. Return the results in this order."""
         places = [place for place, slot in enumerate(samples.slots_N.tolist()) if slot in self._by_slot]
         for place in places:
             token_ids[place] = POOLED

@@ -22,7 +22,7 @@ from octavo.worker_proc.models.base import Model
 
 
 class AttendedItems:
-    """Which items are in the `CrossCache` of a model, and the program that puts them there.
+    """The items in the `CrossCache` of a model, and the program that writes them.
 
     Args:
         model: model with cross-attention and its cache.
@@ -54,7 +54,7 @@ class AttendedItems:
         """Return the place of an item.
 
         Raises:
-            ProtocolError: it is not here.
+            ProtocolError: the item is not in the cache.
         """
         if (place := self._places.get(digest)) is None:
             raise ProtocolError(f"media {digest.hex()[:16]} is attended to but not kept")

@@ -51,7 +51,7 @@ class DeviceTower:
         return parts_of_rows
 
     def warm_up(self) -> None:
-        """Compile the kernels: those of short and of long sequences, and those of learned rows."""
+        """Compile the kernels for short and long sequences, and for learned rows."""
         num_merged = 1 if self._tower.merged is None else self._tower.merged.num_merged
         for num_rows in (SMALL_TILE, 2 * SMALL_TILE):
             self.run([self._tower.blank(-(-num_rows // num_merged) * num_merged)])

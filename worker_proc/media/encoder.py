@@ -1,4 +1,4 @@
-"""`MediaEncoder`: media of a step to rows of its prompts, whose results stay until the core evicts them."""
+"""`MediaEncoder`: encodes the media of a step to rows of prompts. Results stay until the core evicts them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ class KindRunner(Protocol):
 
     @property
     def tower(self) -> VisionTower | ItemEncoder:
-        """What it runs."""
+        """Tower or encoder that it runs."""
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
         """Return the rows of each item, before `arrange` of the tower.
@@ -31,7 +31,7 @@ class KindRunner(Protocol):
         """
 
     def warm_up(self) -> None:
-        """Do before the first run what it would otherwise wait for."""
+        """Do the work that would delay the first run."""
 
 
 class PendingVector:
@@ -72,22 +72,22 @@ class MediaEncoder:
         self._results: dict[bytes, Tensor] = {}
         """Rows by digest, in the type of the model and on its device."""
         self._vectors: dict[bytes, PendingVector] = {}
-        """By digest, if the towers make vectors."""
+        """Vectors by digest, if the towers make vectors."""
         heads = [runner.tower.pooling_head for runner in towers.values() if runner.tower.pooling_head is not None]
         self._makes_vectors = bool(heads)
         for head in heads:
             head.prepare()
 
     def warm_up(self) -> None:
-        """Do before the first run of each tower what it would otherwise wait for."""
+        """Do the work that would delay the first run of each tower."""
         for runner in dict.fromkeys(self._towers.values()):
             runner.warm_up()
 
     def rows_of_step(self, media: StepMedia) -> MediaRows:
-        """Encode what a step asks for, and return its rows of media.
+        """Encode the media that a step requests, and return its media rows.
 
         Raises:
-            ProtocolError: the core and this worker do not agree on what is kept.
+            ProtocolError: the core and this worker disagree about the kept results.
         """
         for digest in media.evicted:
             if not self._evict(digest):
@@ -135,7 +135,7 @@ class MediaEncoder:
         return kept.pop(digest, None) is not None
 
     def _kept(self, digest: bytes, num_rows: int) -> Tensor:
-        """Return what is kept of an item; it has at least so many rows."""
+        """Return the kept rows of an item, at least `num_rows`."""
         rows = self._results.get(digest)
         if rows is None or num_rows > len(rows):
             raise ProtocolError(f"rows of media {digest.hex()[:16]} are needed but not kept")

@@ -26,7 +26,7 @@ class HostTower:
     def __init__(self, tower: VisionTower, forward: Forward, block_size: int, num_threads: int) -> None:
         self._tower, self._forward, self._block_size = tower, forward, block_size
         self._projectors: list[Projector] = []
-        """The first makes rows of prompts, the others those that come beside them."""
+        """The first one makes prompt rows; the others make the additional rows for them."""
         if (merged := tower.merged) is not None:
             projects = [merged.project, *merged.deeper]
             self._projectors = [Projector(tower, merged.num_merged, one, num_threads) for one in projects]

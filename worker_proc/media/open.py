@@ -1,4 +1,4 @@
-"""Makes the encoder of a model, and computes what it takes."""
+"""Makes the media encoder of a model, and computes its memory."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def _open_runs(tower: VisionTower, config: ResolvedConfig, stream: Stream | None
 
 
 def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
-    """Return what the encoder takes beside its weights: activations of its largest runs, and results that are kept."""
+    """Return the memory of the encoder in addition to weights: activations of its largest runs, and kept results."""
     if config.media is None or not model.towers:
         return 0
     if model.cross_cache is not None:
@@ -82,7 +82,7 @@ def _run_bytes(tower: VisionTower, device: Device, config: ResolvedConfig) -> in
 
 @torch.inference_mode()
 def _device_run_bytes(tower: VisionTower, device: Device, stream: Stream) -> int:
-    """Run the largest item, and as many blank patches beside it as a run has room for."""
+    """Run the largest item, together with as many blank patches as a run has room for."""
     device.reset_peak()
     num_merged = 1 if tower.merged is None else tower.merged.num_merged
     rest = (tower.max_rows - tower.max_item_rows) // num_merged * num_merged

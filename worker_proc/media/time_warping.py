@@ -1,4 +1,4 @@
-"""When the tokens of a text are spoken, by what they attend to: Whisper's dynamic time warping."""
+"""Finds when the tokens of a text are spoken, from their cross-attention: Whisper's dynamic time warping."""
 
 import numpy as np
 import numpy.typing as npt

@@ -24,7 +24,7 @@ class TowerRuns(Protocol):
         """
 
     def warm_up(self) -> None:
-        """Do before the first run what runs would otherwise wait for."""
+        """Do the work that would delay the first run."""
 
     def learned_rows(self) -> Sequence[Tensor]:
         """Return the rows of `MergedProjection.learned_XD`, which are the same for all items; (): there are none."""

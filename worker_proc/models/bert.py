@@ -61,7 +61,7 @@ class BertConfig:
     activation: str
     eps: float
     first_position: int
-    """The row of the first token in the table of positions: RoBERTa's begins with those of padding."""
+    """Row of the first token in the position table. RoBERTa's table begins with rows for padding."""
     num_segments: int
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Rules that turn the tensors of a checkpoint into those of our layers: other names, fused and interleaved rows.
+"""Rules that convert the tensors of a checkpoint to those of our layers: other names, fused and interleaved rows.
 
 Every model here has layers called `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`, `fc1`
 and `fc2`, so that they are stacked, and divided between ranks, in one way. Rules see whole tensors, before that.
@@ -16,11 +16,11 @@ from octavo.worker_proc.parallel.sharding import Shard
 
 Values = Tensor | QuantizedMatrix
 Rule = Callable[[str, Values], Iterator[tuple[str, Values]]]
-"""Returns what takes the place of a tensor of the checkpoint, which may be itself."""
+"""Yields the tensors that replace a tensor of the checkpoint; it may yield the tensor itself."""
 
 
 def apply_rules(rules: Sequence[Rule], name: str, values: Values) -> Iterable[tuple[str, Values]]:
-    """Return what takes the place of a tensor after all rules, in their order."""
+    """Return the tensors that replace a tensor after all rules, applied in order."""
     tensors: Iterable[tuple[str, Values]] = [(name, values)]
     for rule in rules:
         tensors = [result for tensor in tensors for result in rule(*tensor)]
@@ -115,7 +115,7 @@ def stacked_qkv(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, l
 
 
 def grouped_qkv(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, list[range]]:
-    """Return the rows of the queries of a key head, its key and its value, then those of the next key head."""
+    """Return the rows of layouts that store, for each key head, its queries, its key and its value."""
     group = num_heads // num_kv_heads
     starts = [head * (group + 2) * head_dim for head in range(num_kv_heads)]
     return {

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: multi-head latent attention, and experts in groups beside shared ones."""
+"""DeepSeek-V2 and V3: multi-head latent attention, grouped experts, and shared experts."""
 
 import math
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Features:
-    """What a model passes on beside its hidden states.
+    """Hidden states that a model passes to a draft head.
 
     Args:
         layers: the residual stream before these layers is passed on, the number of layers standing for the end; ():
@@ -19,7 +19,7 @@ class Features:
         self._combine = combine
         self._taken: list[Tensor] = []
         self.results: list[Tensor] = []
-        """Of the latest `forward`, each with a row for each row of the step."""
+        """Features of the latest `forward`, each with one row per row of the step."""
 
     def take(self, x_TD: Tensor) -> None:
         """Take the residual stream before one of `layers`, in their order."""

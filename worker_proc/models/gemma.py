@@ -106,7 +106,7 @@ def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
 
 
 def _rotaries(facts: ModelFacts, member: str) -> list[Rotary]:
-    """Return the angles of all layers; of Gemma 3 those of full attention, then those of layers with a window."""
+    """Return the angles of all layers. For Gemma 3: those of full attention, then those of layers with a window."""
     config = facts.hf_config
     if member != "Gemma3":
         return [rotary_from_config(config, facts.head_dim)]

@@ -1,4 +1,4 @@
-"""GLM-4.5: dense layers first, then mixtures of experts beside shared ones; a part of each head is rotated."""
+"""GLM-4.5: dense layers first, then mixtures with shared experts; a part of each head is rotated."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts

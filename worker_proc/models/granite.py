@@ -36,7 +36,7 @@ class Factors(TypedDict):
 
 
 def factors(config: Mapping[str, Any]) -> tuple[float, Factors]:
-    """Return the factor of the scores, and those of embeddings, outputs of blocks, and logits."""
+    """Return the factor of the scores, and the factors of embeddings, block outputs and logits."""
     embedding, residual, score, divisor = (
         float(optional(config, key, 1.0))
         for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")

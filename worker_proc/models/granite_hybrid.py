@@ -75,7 +75,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 def _mixers(
     facts: ModelFacts, parameters: Parameters, shape: AttentionShape, sizes: Mamba2Sizes, types: Sequence[str]
 ) -> Callable[[int, str], AttentionBlock]:
-    """Return what makes the first block of a layer, given its index and its name."""
+    """Return a function that makes the first block of a layer, given its index and its name."""
     config, width, eps = facts.hf_config, required(facts.hf_config, "hidden_size", int), _eps(facts)
     has_rotary = config.get("position_embedding_type") == "rope"
     has_bias, has_mamba_bias = (optional(config, key, False) for key in ("attention_bias", "mamba_proj_bias"))

@@ -57,7 +57,7 @@ def required(config: Mapping[str, Any], key: str, kind: type[Value]) -> Value:
     """Return `config[key]`.
 
     Raises:
-        ConfigError: it is missing, or not of this type.
+        ConfigError: the key is missing, or its value has another type.
     """
     value = config.get(key)
     if kind is float and type(value) is int:
@@ -115,7 +115,7 @@ def window_of_all_layers(config: Mapping[str, Any]) -> int | None:
     """Return `sliding_window`; `None` if it is missing or null, so all layers have full attention.
 
     Raises:
-        ConfigError: it is not a positive integer.
+        ConfigError: the window is not a positive integer.
     """
     window = config.get("sliding_window")
     if window is not None and (type(window) is not int or window < 1):

@@ -32,7 +32,7 @@ class QuantizedMatrix(Protocol):
         """Return the part that a rank holds.
 
         Raises:
-            ConfigError: it cannot be separated without changing the values.
+            ConfigError: the shard cannot be separated without changing the values.
         """
 
 
@@ -72,17 +72,17 @@ class LinearWeight:
         self._dense_OI = shared_OI
         self._is_shared = shared_OI is not None
         self.exchange: Callable[[Tensor], Tensor] | None = None
-        """What the ranks do with their products, if each of them holds a part of the weight."""
+        """Combines the products of all ranks, if each of them holds a part of the weight."""
         self.input_sharding: Sharding | None = None
         """The ranks that divide the inputs, be it only one; `None` if inputs of such a weight are never divided."""
         self.whole_outputs = self.num_outputs
-        """Of all ranks that divide the outputs."""
+        """Number of outputs of all ranks that divide them."""
         self.is_quantizable = True
         """False: the packed form holds floats in any case."""
         self.is_grouped = False
         """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with others."""
         self.stored: str | None = None
-        """What the checkpoint holds, for the log; `None` if it was not quantized, or not asked for."""
+        """Stored format in the checkpoint, for the log; `None` if it is not quantized or was not requested."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
 

@@ -101,7 +101,7 @@ def _shapes(facts: ModelFacts, windows: Sequence[int | None]) -> list[AttentionS
 
 
 def _rules(facts: ModelFacts, member: str, placement: Placement) -> list[Rule]:
-    """Return what names and rows of the checkpoint become, where they are not those of Llama."""
+    """Return the rules for names and rows of the checkpoint that differ from Llama's."""
     match member:
         case "Arcee":
             return [renamed({r"\.up_proj\.": ".fc1.", r"\.down_proj\.": ".fc2."})]

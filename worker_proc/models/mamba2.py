@@ -68,7 +68,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _check(facts: ModelFacts, num_heads: int) -> None:
-    """Reject what contradicts itself or is not supported, and declare what changes nothing.
+    """Reject contradictory or unsupported values, and mark keys without effect as read.
 
     `num_heads`: of the whole model.
     """

@@ -10,15 +10,15 @@ class MediaFamily:
     """Architectures with one kind of tower."""
 
     name: str
-    """As people call it."""
+    """Display name."""
     architectures: tuple[str, ...]
-    """As in `config.json`."""
+    """Architectures as in `config.json`."""
     kinds: tuple[Kind, ...]
-    """What they read."""
+    """Kinds of media that the models read."""
     tower: str
     """How media become rows."""
     text: str
-    """What the rows go to."""
+    """The language model that reads the rows."""
 
 
 _LLAVA_TEXT = "Llama, Mistral, Qwen2, Qwen3"

@@ -13,7 +13,7 @@ from octavo.worker_proc.parallel.placement import Placement
 
 _NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 _MODULES = {r"\.mlp\.(gate|experts)\b": r".block_sparse_moe.\1"}
-"""Adapters have the names of transformers 5, whose checkpoints keep the earlier ones."""
+"""Adapters use the names of transformers 5; its checkpoints keep the earlier names."""
 
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:

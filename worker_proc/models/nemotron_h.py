@@ -93,7 +93,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 def _mlps(
     facts: ModelFacts, parameters: Parameters, width: int, *, has_experts: bool
 ) -> dict[str, Callable[[str], MlpBlock]]:
-    """Return what makes the block of a layer that has an mlp or a mixture of experts, given its name."""
+    """Return a function that makes the block of a layer with an mlp or a mixture of experts, given its name."""
     config = facts.hf_config
     function = activation(config, "relu2", PLAIN, key="mlp_hidden_act")
     inner_width, has_bias = optional(config, "intermediate_size", 21504), optional(config, "mlp_bias", False)
@@ -145,7 +145,7 @@ def _sizes(facts: ModelFacts) -> Mamba2Sizes:
 
 
 def _types(facts: ModelFacts) -> list[str]:
-    """Return what the block of each layer is; a letter or a word in the configuration."""
+    """Return the block type of each layer, which is a letter or a word in the configuration."""
     pattern = optional(facts.hf_config, "hybrid_override_pattern", "")
     return types_of_layers(
         facts.hf_config,

@@ -1,4 +1,4 @@
-"""What a checkpoint calls the tensors from which those of a model are made: stacks of experts, fused projections."""
+"""Checkpoint names of the tensors that a model's tensors are made from: stacks of experts, fused projections."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ class UnreadTensorError(ConfigError):
             hint="check that config.json and the weights belong to the same model",
         )
         self.name = name
-        """In the checkpoint."""
+        """Name in the checkpoint."""
 
 
 class MissingTensorsError(ConfigError):
@@ -27,14 +27,14 @@ class MissingTensorsError(ConfigError):
 class Origins:
     """Learns names from the tensors that a checkpoint holds, and names those that it lacks.
 
-    A layer's tensors are called like those of the others: what `layers.0` calls a tensor, `layers.1` does too.
+    All layers use the same names: a tensor name under `layers.0` is also used under `layers.1`.
     """
 
     def __init__(self) -> None:
         self._stacks: list[tuple[Sequence[str], frozenset[str], bool]] = []
         self._full_names: set[str] = set()
         self._patterns: dict[str, str] = {}
-        """With braces for the layer: what the checkpoint calls a tensor, by our name."""
+        """Checkpoint name by our name, with braces in place of the layer index."""
 
     def declare(self, stack: Sequence[str], parts: Iterable[str], *, is_usual: bool) -> None:
         """Say that tensors of a checkpoint, together, hold `parts` of the model, which have other names.

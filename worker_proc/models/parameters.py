@@ -46,7 +46,7 @@ class Parameters:
         self._dtype = placement.dtype
         self._device = placement.device
         self.names = TensorNames(prefixes, ignored, rules)
-        """What becomes of the tensors of a checkpoint."""
+        """Maps the tensor names of a checkpoint to ours."""
         self._tensors: dict[str, Tensor] = {}
         self._biases: dict[str, Tensor] = {}
         self._linears: dict[str, LinearWeight] = {}
@@ -55,13 +55,13 @@ class Parameters:
         """The tensors of other stages, without memory."""
         self._places: dict[str, Place] = {}
         self.adaptable: list[LayerAdapters] = []
-        """The layers that LoRA adapters can change, those of other stages included."""
+        """Layers that LoRA adapters can change, including those of other stages."""
         self.stacks: dict[str, AdapterStack] = {}
         """The weights of all experts of a layer, by the name of the tensor that may hold them."""
         self.derived: list[Callable[[], None]] = []
-        """Compute again, in place, what layers have computed from weights."""
+        """Functions that recompute, in place, values that layers derived from weights."""
         self.divided: set[str] = set()
-        """Names, as `named` gives them, of those of which every rank holds another part."""
+        """Names, as `named` yields them, of the tensors of which each rank holds a different part."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,7 +70,7 @@ class Parameters:
 
     @property
     def device(self) -> torch.device:
-        """Where all tensors are."""
+        """Device of all tensors."""
         return self._device
 
     @property
@@ -303,7 +303,7 @@ class Parameters:
         """Use the `tensors` and `packed` of an earlier run instead of loading and packing.
 
         Raises:
-            ValueError: they belong to another model; nothing was changed.
+            ValueError: the tensors belong to another model; nothing was changed.
         """
         self.require_sizes(tensors, packed)
         for name, tensor in self._tensors.items():
@@ -317,7 +317,7 @@ class Parameters:
         """Compare names, shapes and types of `tensors` and `packed` with those here.
 
         Raises:
-            ValueError: they belong to another model.
+            ValueError: the tensors belong to another model.
         """
         mine: dict[str, object] = {name: (tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()}
         mine |= {name: (weight.num_outputs, weight.num_inputs) for name, weight in self._linears.items()}
@@ -338,7 +338,7 @@ class Parameters:
         return plain + sum(weight.num_bytes for weight in self._linears.values())
 
     def sizes(self) -> tuple[list[int], int]:
-        """Return the bytes of each layer's weights and those of the output weight, as if not packed."""
+        """Return the bytes of each layer's weights, and of the output weight, as if unpacked."""
         layers: dict[int, int] = {}
         output_bytes = 0
         for name, place in self._places.items():
@@ -378,7 +378,7 @@ class Parameters:
             raise missing_tensors(self.names.origins_of(missing))
 
     def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
-        """Fill the tensor `name` from what the checkpoint calls `full_name`, or from a part of it."""
+        """Fill the tensor `name` from the checkpoint tensor `full_name`, or from a part of it."""
         if name not in self._places:
             if self.names.is_ignored(name):
                 return

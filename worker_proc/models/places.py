@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go, and in which layout."""
+"""Destinations of a checkpoint's tensors in the model, and their layouts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from octavo.worker_proc.parallel.sharding import Shard
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where one tensor of the checkpoint goes."""
+    """Destination of one tensor of the checkpoint."""
 
     shape: tuple[int, ...]
     """Here."""
@@ -29,7 +29,7 @@ def oriented(place: Place, values: Tensor | QuantizedMatrix, name: str) -> Tenso
     """Return this rank's part of the values, in the layout of the parameter.
 
     Raises:
-        ConfigError: they have another shape.
+        ConfigError: the values have another shape.
     """
     is_transposed = place.is_transposed and isinstance(values, Tensor)
     whole = place.shard.whole(place.shape) if place.shard else place.shape

@@ -80,7 +80,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _mlps(facts: ModelFacts, parameters: Parameters, width: int) -> Callable[[int, str], MlpBlock]:
-    """Return what makes the mlp block of a layer, given its index and its name."""
+    """Return a function that makes the mlp block of a layer, given its index and its name."""
     config = facts.hf_config
     rule = routing_rule(
         num_experts(config),

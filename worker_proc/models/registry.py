@@ -1,4 +1,4 @@
-"""Which file implements which architecture. Importing it imports no model."""
+"""Maps architectures to the files that implement them. Importing this module imports no model."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,17 +20,17 @@ class Family:
     """Architectures that one file implements."""
 
     name: str
-    """As people call it."""
+    """Display name."""
     module: str
-    """Its name in `octavo.worker_proc.models`; its `build` makes the model."""
+    """Name of its module in `octavo.worker_proc.models`; the module's `build` makes the model."""
     architectures: tuple[str, ...]
-    """As in `config.json`."""
+    """Architectures as in `config.json`."""
     features: str
-    """What distinguishes it, for docs/models.md, like the next ones."""
+    """Distinguishing features, for docs/models.md, like the following fields."""
     caches: str = "full"
     """Kinds of its cache groups."""
     tested: str = "`transformers`"
-    """With what its logits and tokens are compared."""
+    """Reference that its logits and tokens are compared with."""
 
 
 FAMILIES = (

@@ -55,7 +55,7 @@ class RotaryBertConfig:
     has_qkv_bias: bool
     has_output_bias: bool
     has_up_bias: bool
-    """Of the gates too."""
+    """Whether ups and gates have biases."""
     has_down_bias: bool
     rotary: Rotary
 

@@ -1,4 +1,4 @@
-"""Packs weights while a checkpoint is read, so that only those of one layer are in memory twice."""
+"""Packs weights while a checkpoint is read, so that only one layer's weights are in memory twice."""
 
 from collections.abc import Iterable
 
@@ -43,6 +43,6 @@ class StreamedPacking:
         """Pack a weight that has all of its tensors.
 
         Raises:
-            ConfigError: it cannot be packed; the message names it.
+            ConfigError: the weight cannot be packed; the message names it.
         """
         weight.pack(self._packer, keeps_quantized=self._keeps_quantized)

@@ -47,7 +47,7 @@ class TensorNames:
         self._origins.declare(names, parts, is_usual=is_usual)
 
     def forget_splits(self) -> None:
-        """Let go of what splits hold; nothing is read any more."""
+        """Release tensors that unfinished splits hold. Called when nothing more is read."""
         self._splits.clear()
 
     def read(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:

@@ -1,4 +1,4 @@
-"""Whisper's decoder: self-attention over the text so far, and cross-attention to what the encoder has heard."""
+"""Whisper's decoder: self-attention over the text so far, and cross-attention to the encoded audio."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,1 +1,1 @@
-"""How a model is divided between ranks, applied from outside of the models' files."""
+"""Division of a model between ranks, applied from outside of the models' files."""

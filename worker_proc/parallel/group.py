@@ -11,7 +11,8 @@ from octavo.kernels.native.rank_group import SharedMemoryGroup
 
 
 class TensorParallelGroup(Protocol):
-    """What layers and the start of a worker ask of the other ranks. All ranks make the same calls in the same order."""
+    """Exchanges between ranks for layers and for the start of a worker. All ranks make the same calls in the same
+    order."""
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of all ranks' `partial`, plus the bias, on every rank.

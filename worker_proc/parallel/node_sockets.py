@@ -15,15 +15,15 @@ from octavo.protocol.control import NodePlace
 from octavo.protocol.errors import StartupError
 
 TIMEOUT_S = 120.0
-"""For all nodes to connect: they have been started at about the same time."""
+"""Seconds for all nodes to connect: they are started at about the same time."""
 HANDSHAKE_S = 5.0
-"""For a peer to prove that it belongs to the group; others wait meanwhile."""
+"""Seconds for a peer to prove that it belongs to the group; others wait meanwhile."""
 _RETRY_S = 0.05
 _NONCE_BYTES = 32
 _INDEX_BYTES = 4
 _PROOF_BYTES = hashlib.sha256().digest_size
 _KEEPALIVE_S = 30
-"""Firewalls forget connections that are idle for minutes, as those of an engine without requests are."""
+"""Firewalls drop connections that are idle for minutes, such as those of an engine without requests."""
 
 
 def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
@@ -32,7 +32,7 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
     Blocks until: all are connected.
 
     Raises:
-        StartupError: they are not after `TIMEOUT_S`.
+        StartupError: a node has not connected after `TIMEOUT_S`.
     """
     deadline = time.monotonic() + TIMEOUT_S
     # A node connects to those before it, and waits for those after it.
@@ -86,7 +86,7 @@ def _introduce(place: NodePlace, other: int, connection: socket.socket, deadline
     """Prove to another node that this one belongs to the group; return whether that one does.
 
     Raises:
-        OSError: it does not answer, or rejects this one.
+        OSError: the peer does not answer, or rejects this one.
     """
     challenge = _read(connection, _NONCE_BYTES, deadline)
     nonce, index = os.urandom(_NONCE_BYTES), place.node.to_bytes(_INDEX_BYTES, "little")

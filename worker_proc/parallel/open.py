@@ -33,13 +33,13 @@ class Peers:
     """The other workers, as this one sees them."""
 
     group: TensorParallelGroup | None
-    """Those that share its layers; `None` if there are no others."""
+    """Ranks that share its layers; `None` if there are no others."""
     stages: StageExchange | None
-    """Those with the layers before and after; `None` if this one has all layers."""
+    """Link to the stages with the previous and the next layers; `None` if this one has all layers."""
     meet: Callable[[], None]
     """Blocks until: every worker has called it."""
     engines: ExpertExchange | None = None
-    """Those of all engines, if these divide the experts."""
+    """Exchange with all engines, if they divide the experts."""
 
 
 def join_peers(spec: WorkerSpec, library: NativeLibrary | None, device: torch.device, env: Env) -> Peers:
@@ -105,7 +105,7 @@ def _symmetric_ranks(spec: WorkerSpec, device: torch.device) -> TensorParallelGr
 
 
 def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
-    """Lay out the shared file: what all workers share, then each stage, then the links from each stage to the next."""
+    """Lay out the shared file: the part of all workers, then each stage's, then the links between stages."""
     config, descriptor = spec.config, spec.exchange_fd
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     stage, rank = config.place_of(spec.rank)
@@ -146,7 +146,7 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
 
 
 def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Peers:
-    """Return the other workers with those of the other engines, which share a file with ours."""
+    """Return the peers with those of the other engines, which share a file with ours."""
     config = spec.config
     num_engines, max_rows = config.data_parallel_size, config.max_num_batched_tokens
     width, top_k = int(config.model.hf_config.get("moe_latent_size") or _width(config)), _num_chosen_experts(config)

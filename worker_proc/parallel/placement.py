@@ -1,4 +1,4 @@
-"""Where the tensors of a model are: their type, their device, and the part of them that this rank holds."""
+"""Placement of a model's tensors: their type, their device, and the part of them that this rank holds."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What every parameter of a model has in common."""
+    """Properties that all parameters of a model share."""
 
     dtype: torch.dtype
-    """Of all tensors; a checkpoint's are converted."""
+    """Type of all tensors; those of a checkpoint are converted."""
     device: torch.device = _CPU
-    """Where all tensors are, and a checkpoint's are copied to one by one."""
+    """Device of all tensors; those of a checkpoint are copied to it one by one."""
     sharding: Sharding = WHOLE
     """The part of the model that is here."""
     group: TensorParallelGroup | None = None

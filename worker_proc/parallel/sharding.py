@@ -1,4 +1,4 @@
-"""Which part of every weight a tensor-parallel rank holds, by the role of the weight.
+"""The part of each weight that a tensor-parallel rank holds, by the role of the weight.
 
 As in Megatron-LM (Shoeybi et al. 2019), the weights before attention and before the activation are divided by outputs
 and those after by inputs, so each of the two blocks of a layer needs one sum over the ranks. Models are built with the
@@ -24,19 +24,19 @@ class Role(Enum):
     """How a weight is divided."""
 
     REPLICATED = "replicated"
-    """Not at all."""
+    """Not divided."""
     COLUMN = "column"
-    """By outputs, such as the heads of queries and the columns of the activation."""
+    """Divided by outputs, such as the heads of queries and the columns of the activation."""
     KEY_VALUE = "key_value"
-    """By heads; ranks share a head if there are more ranks than heads."""
+    """Divided by heads; ranks share a head if there are more ranks than heads."""
     STATE_GROUP = "state_group"
-    """By groups of the heads that have a recurrent state; ranks share a group if there are more ranks than groups."""
+    """Divided by groups of heads with a recurrent state; ranks share a group if there are more ranks than groups."""
     THIRDS = "thirds"
     """Three equal parts in one weight, such as queries, keys and values; each part is divided by outputs."""
     ROW = "row"
-    """By inputs. The outputs of all ranks are added up."""
+    """Divided by inputs; the outputs of all ranks are summed."""
     VOCABULARY = "vocabulary"
-    """By tokens, as evenly as possible."""
+    """Divided by tokens, as evenly as possible."""
 
 
 _ROLES = [
@@ -68,7 +68,7 @@ class Shard:
 
     dim: int
     size: int
-    """Of the whole tensor in this dimension."""
+    """Size of the undivided tensor in this dimension."""
     ranges: tuple[range, ...]
     """Indices in this dimension."""
 
@@ -93,12 +93,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """The place of a rank among those that divide a model, and what the parts depend on."""
+    """A rank's position among those that divide a model, and the numbers that determine its parts."""
 
     rank: int = 0
     size: int = 1
     num_kv_heads: int = 1
-    """Of the whole model."""
+    """Key heads of the undivided model."""
     num_state_groups: int = 1
     """Groups of heads of the whole model that share inputs of their recurrence."""
     num_segments: int = 1
@@ -106,7 +106,7 @@ class Sharding:
     divides_experts: bool = False
     """Each rank has some experts of a mixture, whole, instead of a part of each."""
     engine: int = 0
-    """Of this rank, among those that divide the experts."""
+    """Index of this rank among those that divide the experts."""
     num_engines: int = 1
     """Each has as many ranks; they divide nothing but experts."""
 
@@ -188,7 +188,7 @@ class Sharding:
 
 
 WHOLE = Sharding()
-"""Of the only rank of a model that cannot be divided."""
+"""Sharding of the only rank of an undivided model."""
 
 
 def facts_of_rank(facts: ModelFacts, size: int) -> ModelFacts:

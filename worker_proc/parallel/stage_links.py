@@ -1,4 +1,4 @@
-"""How stages pass the residual stream on: through shared memory on one machine, or by torch.distributed."""
+"""Transfer of the residual stream between stages: through shared memory on one machine, or by torch.distributed."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def residual_width(facts: ModelFacts) -> int:
 
 
 class SharedMemoryStages:
-    """See `StageExchange`: for native programs, which it is recorded into.
+    """See `StageExchange`. For native programs, into which it is recorded.
 
     Args:
         previous: link from the previous stage; `None` if this is the first one.
@@ -72,7 +72,7 @@ class SharedMemoryStages:
 
 
 class DistributedStages:
-    """See `StageExchange`: for stages that compute through torch.
+    """See `StageExchange`. For stages that compute through torch.
 
     Args:
         rank: rank of this worker among all.
@@ -90,7 +90,7 @@ class DistributedStages:
         self._rank, self._distance = rank, distance
         self._width, self._dtype, self._device = width, dtype, device
         self._unsent: deque[tuple[distributed.Work, Tensor]] = deque()
-        """What the next stage has not received yet; the oldest first."""
+        """Transfers that the next stage has not received yet, oldest first."""
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
         """See `StageExchange`."""
@@ -126,7 +126,7 @@ class DistributedStages:
 
 
 class GraphStages:
-    """See `StageExchange`: for stages whose steps are CUDA graphs, which read and write fixed memory.
+    """See `StageExchange`. For stages whose steps are CUDA graphs, which read and write fixed memory.
 
     The exchange itself is between two graphs, not within one: a graph pads its step, and each stage to another size,
     but exactly the rows of the step are exchanged. And graphs are captured, and steps of padding computed, without the
@@ -141,7 +141,7 @@ class GraphStages:
     """
 
     _MAX_PARTS = 2
-    """Matrices that are exchanged: hidden states, and what is to be added to them. Not all models have the second."""
+    """Exchanged matrices: hidden states, and an update to add to them. Some models have no update."""
 
     def __init__(
         self,
@@ -156,11 +156,11 @@ class GraphStages:
         self._computed_NTD = torch.zeros_like(self._received_NTD)
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
-        """See `StageExchange`: what `fetch` has received, and padding."""
+        """See `StageExchange`. Returns the rows that `fetch` received, and padding."""
         return list(self._received_NTD[:num_parts, : len(positions_T)])
 
     def send(self, parts: Sequence[Tensor]) -> None:
-        """See `StageExchange`: kept for `pass_on`."""
+        """See `StageExchange`. Keeps the rows for `pass_on`."""
         for part_TD, computed_TD in zip(parts, self._computed_NTD, strict=False):
             computed_TD[: len(part_TD)].copy_(part_TD)
 

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage computes, which weights it therefore holds, and what it passes on.
+"""The layers that a pipeline stage computes, the weights that it therefore holds, and the values that it passes on.
 
 Models build all of their layers and never meet a stage: `Parameters` gives the weights of other stages no memory, and
 `Model` runs only the layers that are here.
@@ -24,9 +24,9 @@ class Stage:
 
     layers: range
     is_first: bool
-    """It embeds the tokens."""
+    """Whether this stage embeds the tokens."""
     is_last: bool
-    """It computes the logits."""
+    """Whether this stage computes the logits."""
 
     def holds(self, layer: str, *, is_output: bool) -> bool:
         """Return whether a weight is here. What lies between the layers is at both ends, but the large tables are not.
@@ -43,11 +43,12 @@ class Stage:
 
 
 ALL_LAYERS = Stage(range(1 << 30), is_first=True, is_last=True)
-"""Of a model that is not divided into stages."""
+"""Stage of a model that is not divided into stages."""
 
 
 class StageExchange(Protocol):
-    """What a stage asks of those before and after it. All make the same calls in the same order, one each a step."""
+    """Exchange of a stage with its neighbours. All stages make the same calls in the same order, one of each per
+    step."""
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
         """Return matrices of shape TD of the stage before, for the rows of this step.
@@ -65,7 +66,7 @@ class StageExchange(Protocol):
         """Return whether this stage and all before it have succeeded at something, and tell the next one: so the last
         one, which answers the core, knows of all. Between two steps; all stages call it.
 
-        Blocks until: the stage before has told.
+        Blocks until the previous stage has reported.
         """
 
 

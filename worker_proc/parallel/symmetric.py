@@ -12,7 +12,7 @@ from octavo.worker_proc.parallel.distributed import FEW_BYTES, DistributedRanks
 
 
 class SymmetricMemoryRanks(DistributedRanks):
-    """See `TensorParallelGroup`. Sums of up to 1 MiB are computed by `one_shot`, larger ones as by `DistributedRanks`.
+    """See `TensorParallelGroup`. `one_shot` computes sums of up to 1 MiB; larger sums are as in `DistributedRanks`.
 
     Both add in the same order, so a row has the same bits in a sum of any size.
 
@@ -57,7 +57,7 @@ def open_symmetric_ranks(
     Args:
         rank: rank of this process, from 0.
         size: number of ranks.
-        width: columns of sums, those of the residual stream.
+        width: columns of sums: the width of the residual stream.
         dtype: type of the model.
         part_dtype: type of the sums of each rank.
         device: device of this rank.

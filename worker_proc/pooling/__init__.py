@@ -1,1 +1,1 @@
-"""From the hidden states of a prompt to its vector, class scores, or those of each token."""
+"""Pooling: from the hidden states of a prompt to its vector or class scores, or to those of each token."""

@@ -1,4 +1,4 @@
-"""The heads of decoders that pool: what the classes of `transformers` and of reward models add to a decoder."""
+"""The heads of decoders that pool: layers that classes of `transformers` and reward models add to a decoder."""
 
 import re
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class HeadLayer(Protocol):
 class Dense:
     """`activation(weight @ x + bias)`.
 
-    The tensors are those of the model's parameters, or read from a file of their own.
+    The tensors are parameters of the model, or are read from a file of their own.
     """
 
     weight_OI: Tensor
@@ -128,7 +128,7 @@ class PoolingHead:
 
     Args:
         layers: layers of the checkpoint.
-        dense: further ones, of Sentence Transformers, whose weights are read now.
+        dense: further layers, of Sentence Transformers, whose weights are read now.
 
     Raises:
         ConfigError: weights of `dense` are missing or have another shape.

@@ -24,14 +24,14 @@ from octavo.worker_proc.pooling.collected import Collected, Floats
 from octavo.worker_proc.pooling.heads import ACTIVATIONS, PoolingHead
 
 _SMALLEST_LENGTH = 1e-12
-"""Of a vector that is normalized, as in torch."""
+"""Smallest length of a vector that is normalized, as in torch."""
 
 BY_TOKEN = ("all", "step")
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """What a step computes of one request."""
+    """The part of one request that a step computes."""
 
     row: Row
     spec: PoolingSpec
@@ -53,7 +53,7 @@ class PendingPooled:
     hidden: PendingRows | None
     """`None` if no request needs any of them."""
     outputs: list[PooledOutput] = field(default_factory=list)
-    """One for each request whose prompt has ended, unless its numbers are none; after `token_ids`."""
+    """One output per request whose prompt has ended, unless its values are not finite; follows `token_ids`."""
 
     def token_ids(self) -> list[int]:
         """Make the results; returns `POOLED` or `NO_TOKEN` for each request whose prompt has ended."""
@@ -100,7 +100,7 @@ class Pooler:
         runner: Runner,
         vectors: Mapping[SlotId, Callable[[], Floats]] = MappingProxyType({}),
     ) -> PendingPooled:
-        """Begin to collect what a step computes.
+        """Begin to collect the results of a step.
 
         Args:
             scheduled: the entries of the step.
@@ -158,7 +158,7 @@ class Pooler:
 
 
 def _rows_of(spec: PoolingSpec, entry: Scheduled, token_ids_T: Ints, *, is_last: bool) -> Ints:
-    """Return the rows among those of a request whose hidden states its result needs."""
+    """Return the rows of a request whose hidden states its result needs."""
     match spec.pooling:
         case "cls":
             return np.arange(min(1, entry.num_tokens) if entry.start == 0 else 0)

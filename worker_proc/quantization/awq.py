@@ -14,16 +14,16 @@ from octavo.worker_proc.quantization.calibration import Blocks
 from octavo.worker_proc.quantization.rounding import to_groups
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Whose blocks have the modules of `_scaled_together`."""
+"""Architectures whose blocks have the modules of `_scaled_together`."""
 _EXPONENTS = [step / 20 for step in range(20)]
 _WHOLE_RANGE = (1.0,)
 _COMPARED_ROWS = 512
-"""Of the inputs of a layer; by their outputs exponents are compared."""
+"""Number of input rows of a layer. Their outputs decide between exponents."""
 
 
 @dataclass(slots=True, eq=False)
 class Activations:
-    """What is known of the inputs of a layer."""
+    """Statistics of the inputs of a layer."""
 
     magnitude_I: Tensor
     """Sum of absolute values."""
@@ -35,7 +35,7 @@ class Activations:
 
     @classmethod
     def none(cls, num_inputs: int) -> "Activations":
-        """Return those of no rows."""
+        """Return the statistics of no rows."""
         return cls(torch.zeros(num_inputs), torch.zeros(num_inputs), torch.empty(0, num_inputs))
 
     def add(self, rows_TI: Tensor) -> None:
@@ -47,7 +47,7 @@ class Activations:
             self.rows_TI = torch.cat([self.rows_TI, rows_TI[:missing]])
 
     def divided(self, scale_I: Tensor) -> "Activations":
-        """Return those of inputs that were divided by a scale."""
+        """Return the statistics of inputs that were divided by a scale."""
         return Activations(
             self.magnitude_I / scale_I, self.square_I / scale_I.square(), self.rows_TI / scale_I, self.num_rows
         )
@@ -57,7 +57,7 @@ def require_known(model: nn.Module) -> None:
     """Check that the model's blocks can be scaled.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: the blocks of the model are unknown.
     """
     architecture = type(model).__name__
     if architecture not in ARCHITECTURES:
@@ -87,7 +87,7 @@ def scale_block(block: nn.Module, blocks: Blocks, group_size: int) -> dict[nn.Li
 
 
 def _scaled_together(block: nn.Module) -> list[tuple[nn.Module, list[nn.Linear]]]:
-    """Return layers that read the same inputs, each with what produces them, the last of the block first.
+    """Return groups of layers that read the same inputs, each with the module that produces them, last group first.
 
     In this order the inputs of a source are not scaled before the source is.
     """

@@ -1,4 +1,4 @@
-"""Runs a text through a model, block by block, so that each block sees what its quantized predecessors put out.
+"""Runs a text through a model, block by block, so that each block sees the outputs of its quantized predecessors.
 
 The model is that of transformers. Rounds nothing: `gptq.py` and `awq.py` do.
 """
@@ -48,7 +48,7 @@ class Blocks:
         return len(self._blocks)
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield each block with its name; it must be quantized before the next one is asked for."""
+        """Yield each block with its name. It must be quantized before the next block is requested."""
         prefix = next(name for name, module in self.model.named_modules() if module is self._blocks)
         for index, block in enumerate(self._blocks):
             self._index = index

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint one by one, and writes those of another one in files of bounded size."""
+"""Reads the tensors of a checkpoint one by one, and writes another checkpoint in files of bounded size."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ class Source:
         path: directory of the checkpoint.
 
     Raises:
-        ConfigError: it has no safetensors, or is quantized already.
+        ConfigError: the checkpoint has no safetensors, or is quantized already.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Target:
             shutil.rmtree(self._path)
 
     def write(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Write tensors; only those of one file are kept in memory."""
+        """Write tensors; at most one file's tensors are kept in memory."""
         for name, tensor in tensors:
             if self._pending and self._pending_bytes + tensor.nbytes > _FILE_BYTES:
                 self._flush()

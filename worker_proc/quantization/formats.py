@@ -17,14 +17,14 @@ Tensors = Iterator[tuple[str, Tensor]]
 _NIBBLES = 8
 """Levels of 4 bits in an int32."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The column, of eight, whose level is in each nibble of a word, the lowest first."""
+"""The column, of eight, whose level is in each nibble of a word, lowest nibble first."""
 
 
 def packed(levels: Tensor, order: tuple[int, ...] = tuple(range(_NIBBLES))) -> Tensor:
     """Return eight neighbours of the last dimension in each int32.
 
     Args:
-        levels: below 16, whose last dimension is a multiple of 8.
+        levels: integers below 16; the last dimension is a multiple of 8.
         order: the level that goes into each nibble, the lowest nibble first.
     """
     words = levels.to(torch.int32).unflatten(-1, (-1, _NIBBLES))

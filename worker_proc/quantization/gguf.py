@@ -28,7 +28,7 @@ def write_gguf(job: QuantizationJob, source: Source, report: Callable[[float], N
     """Write the file of a job.
 
     Raises:
-        ConfigError: it exists already, or a tensor has no name in such a file.
+        ConfigError: the file exists already, or a tensor has no GGUF name.
     """
     out = Path(job.out)
     if out.exists():
@@ -76,7 +76,7 @@ def _names(source: Source, arch: str) -> dict[str, str]:
     """Return the name of each tensor in the file.
 
     Raises:
-        ConfigError: one has none.
+        ConfigError: a tensor has no GGUF name.
     """
     (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     known = gguf.get_tensor_name_map(number, source.config["num_hidden_layers"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.worker_proc.quantization.rounding import Groups, best_scales, levels_of
 
 _DAMPING = 0.01
-"""Of the mean of the diagonal, added to it, so that the matrix has an inverse."""
+"""Fraction of the diagonal's mean that is added to the diagonal, so that the matrix has an inverse."""
 _BLOCK = 128
 """Inputs after which the error is passed on to all the others at once, which is faster."""
 
@@ -34,7 +34,7 @@ class Rounded:
     """A weight in groups, with inputs in the checkpoint's order."""
 
     levels: Groups
-    """Its groups are of inputs in the order in which they were rounded, its levels in the checkpoint's."""
+    """Groups of inputs in rounding order; levels in the order of the checkpoint."""
     group_of_input_I: Tensor
     """int64."""
 

@@ -14,7 +14,7 @@ SYMMETRIC_ZERO = 8
 FP8_MAX = 448.0
 """Largest number of float8_e4m3fn."""
 SHRINKS: Sequence[float] = torch.linspace(1.0, 0.7, 16).tolist()
-"""Of the range of a group. A smaller range rounds most weights better, and a few large ones worse."""
+"""Candidate factors of a group's range. A smaller range rounds most weights better, but a few large ones worse."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from octavo.worker_proc.quantization.rounding import to_groups
 from octavo.worker_proc.quantization.targets import layer_of, linear_layers, skeleton
 
 _CALIBRATION_SHARE = 0.9
-"""Of the progress of a job that calibrates."""
+"""Share of calibration in the progress of a job."""
 
 _WORD = 8
 """Levels in an int32."""
@@ -65,7 +65,7 @@ def quantize(job: QuantizationJob, report: Callable[[float], None]) -> Finished:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What calibration made of a checkpoint."""
+    """Result of the calibration of a checkpoint."""
 
     layers: dict[str, list[tuple[str, Tensor]]]
     """The tensors of each quantized layer."""

@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint are quantized: those of the linear layers of its blocks.
+"""Selects the weights of a checkpoint to quantize: those of the linear layers of its blocks.
 
 Not quantized are embeddings, the output layer, norms, and the routers of experts, which are small and decide much.
 """

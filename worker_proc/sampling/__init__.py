@@ -1,1 +1,1 @@
-"""From logits to token ids and logprobs, for each request by its own parameters."""
+"""Sampling: from logits to token ids and logprobs, with the parameters of each request."""

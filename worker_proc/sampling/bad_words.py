@@ -54,7 +54,7 @@ class BadWords:
 
     @property
     def num_ids(self) -> int:
-        """How many tokens must not come next."""
+        """Number of token ids that must not come next."""
         return self._num_ids.value
 
     @property

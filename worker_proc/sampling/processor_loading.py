@@ -25,7 +25,7 @@ def load_processors(config: ResolvedConfig, device: torch.device) -> Processors 
     """Return the processors of an engine, None if it has none.
 
     Raises:
-        ConfigError: one cannot be found, imported or made.
+        ConfigError: a processor cannot be found, imported or made.
     """
     if not config.logits_processors:
         return None

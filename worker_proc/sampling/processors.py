@@ -104,7 +104,7 @@ class Processors:
     def apply(self, logits_RV: Tensor, rows: Sequence[Row], batch: BatchState) -> Tensor:
         """Return the float32 logits that draws choose from; NaN, which draws nothing, for requests that have failed.
 
-        Processors do not see the requests that ask for an alignment, whose draws mean nothing.
+        Processors do not see alignment requests, whose draws have no meaning.
 
         Args:
             logits_RV: the model's, a row for each draw; left as they are.

@@ -36,7 +36,7 @@ class Draw:
 
     state: SamplingState
     position: int
-    """Number of tokens before it, prompt and outputs."""
+    """Number of tokens before it: prompt and outputs."""
     num_outputs: int
     """Number of outputs before it."""
 

@@ -10,7 +10,7 @@ from octavo.protocol.speech_rules import SpeechRules
 
 
 class SpeechMask:
-    """What may come next. The memory of the mask stays in place, so that native code can keep a pointer to it.
+    """Tokens that may come next. The mask stays at its address, so that native code can keep a pointer to it.
 
     Args:
         rules: timestamp rules of the request.

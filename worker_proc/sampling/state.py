@@ -28,7 +28,7 @@ request would end the engine. At temperature 0.01 the bound still fits float32."
 
 @dataclass(slots=True)
 class SamplingState:
-    """One request's parameters in the form that the sampler needs, and its penalty counts."""
+    """One request's parameters in the sampler's form, and its penalty counts."""
 
     spec: SamplingSpec
     bias_ids: Tensor
@@ -109,7 +109,7 @@ class SamplingState:
 
     @property
     def repetition_penalty(self) -> float:
-        """The request's, clamped to what float32 can divide by."""
+        """The request's penalty, clamped so that float32 can divide by it."""
         return min(max(self.spec.repetition_penalty, 1 / LARGEST), LARGEST)
 
     @property

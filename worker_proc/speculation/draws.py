@@ -1,4 +1,4 @@
-"""What the drafters of all methods share: which rows of a step are right, and whose blocks their keys are in."""
+"""Code shared by the drafters of all methods: which rows of a step are right, and which blocks hold draft keys."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -24,7 +24,7 @@ class Drafter(Protocol):
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """Its keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
+        """Keys and values of the draft model or head; see `octavo.worker_proc.executor.runner.Runner`."""
 
     def warm_up(self) -> int:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -1,4 +1,4 @@
-"""`HeadDrafter`: follows every step of a model with its head, and drafts what comes after the sampled tokens.
+"""`HeadDrafter`: runs a model's head after every step, and drafts the tokens after the sampled ones.
 
 The head has keys and values of its own, in the blocks of the model's first cache group without a window. So they are
 found, shared and copied with the model's. A later step verifies each draft, so it may depend on anything.
@@ -46,7 +46,7 @@ class HeadDrafter:
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """The head's keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
+        """Keys and values of the head; see `octavo.worker_proc.executor.runner.Runner`."""
         return self._forward.cache_buffers
 
     def warm_up(self) -> int:
@@ -54,7 +54,7 @@ class HeadDrafter:
         return self._forward.warm_up()
 
     def use_model(self, model: Model | None) -> None:
-        """See `Drafter.use_model`. The head of the model computes over the same cache."""
+        """See `Drafter.use_model`. The model's head computes over the same cache."""
         head = None if model is None else model.head
         assert head is None or isinstance(head, DraftHead), "the head of a model stays of its kind"
         self._head = head  # `None` if its memory is free for the next one

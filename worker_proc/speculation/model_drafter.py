@@ -1,4 +1,4 @@
-"""`ModelDrafter`: drafts what comes after the sampled tokens with a smaller model of the same vocabulary.
+"""`ModelDrafter`: drafts the tokens after the sampled ones with a smaller model of the same vocabulary.
 
 The draft model has keys and values of its own, in the blocks of the model's first cache group without a window. So they
 are found, shared and copied with the model's. It computes nothing until drafts are wanted, and then what it lacks of

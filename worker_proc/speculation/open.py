@@ -21,7 +21,7 @@ def open_drafter(
     num_blocks: int,
     max_model_len: int,
 ) -> Drafter | None:
-    """Make the cache of what drafts for a model, and the drafter; `None` if nothing does.
+    """Make the cache of the draft model or head, and the drafter; `None` if there is no drafter.
 
     Args:
         model: model with loaded weights, including those of its head or draft model.

@@ -26,7 +26,7 @@ def exact_logprobs(model: nn.Module, forward: SamplerForward, token_ids: Sequenc
     """Return the logprob of each token but the first, float32, as the engine draws with these weights.
 
     The values come from the engine's kernels, so the divergence between the trainer and a sampler with the same weights
-    is exactly 0. The gradients are those of the model in torch: both compute the same function, rounded differently.
+    is exactly 0. The gradients are torch's: both compute the same function, rounded differently.
 
     Args:
         model: model of transformers whose weights `forward` loaded last.

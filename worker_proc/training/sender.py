@@ -17,7 +17,7 @@ _POLL_S = 0.005
 
 
 class Engines(Protocol):
-    """What a sender needs of an `AsyncClient`."""
+    """The methods of `AsyncClient` that a sender needs."""
 
     def get_world_size(self) -> int:
         """Return the number of workers."""
@@ -104,7 +104,7 @@ class WeightSender:
             await asyncio.to_thread(self._send, weights)
         except RuntimeError:
             self.close()
-            await updating  # whose error says what has become of the engines
+            await updating  # its error says what happened to the engines
             raise
         return await updating
 

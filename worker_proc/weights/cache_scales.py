@@ -13,7 +13,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import weight_files
 
 CacheScales = dict[int, tuple[float, float]]
-"""By layer: what stored keys and values are multiplied by."""
+"""Factors of stored keys and values, by layer."""
 
 _NAME = re.compile(
     r"(?:^|\.)layers\.(\d+)\.(?:self_attn|attention)\."

@@ -20,7 +20,7 @@ def fill_dummy(
         parameters: parameters by name.
         seed: seed of the model.
         rank: rank that holds them.
-        divided: names of those of which every rank holds another part.
+        divided: names of the tensors of which each rank holds a different part.
     """
     for name, tensor in parameters:
         key = f"{seed} {name} {rank}" if rank and name in divided else f"{seed} {name}"

@@ -1,4 +1,4 @@
-"""Says in the log how the weights of linear layers are computed: on codes, or on what they were dequantized to."""
+"""Logs how linear layers compute with their weights: on quantized codes, or on dequantized values."""
 
 import logging
 from collections import Counter
@@ -21,7 +21,7 @@ _FLOATS = ("bf16", "bf16_12", "f16", "f32")
 
 
 def log_formats(weights: Iterable[LinearWeight]) -> None:
-    """Log one line for each pair of a quantized format and what computes it; nothing about plain weights."""
+    """Log one line per pair of a quantized format and its computation; nothing for plain weights."""
     counts = Counter((weight.stored, *_computed(weight.packed)) for weight in weights)
     for (stored, how, is_quantized), count in sorted(counts.items(), key=str):
         if stored is None and not is_quantized:
@@ -34,7 +34,7 @@ def log_formats(weights: Iterable[LinearWeight]) -> None:
 
 
 def _computed(packed: PackedLinear) -> tuple[str, bool]:
-    """Return what a product computes with, and whether that is quantized."""
+    """Return the type that a product computes with, and whether it is quantized."""
     if isinstance(packed.product, NativeProduct) and (kind := packed.product.packed.kind) not in _FLOATS:
         return _KINDS.get(kind, kind), True
     if isinstance(packed.product, SizedProduct):

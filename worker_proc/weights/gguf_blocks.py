@@ -96,7 +96,7 @@ class GgufMatrix:
         """Return the part that a rank holds.
 
         Raises:
-            ConfigError: it begins or ends within a block.
+            ConfigError: the shard begins or ends within a block.
         """
         if shard.dim == 0:
             return replace(

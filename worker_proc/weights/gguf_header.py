@@ -33,7 +33,7 @@ class TensorInfo:
     """Slowest dimension first, as in torch."""
     type: GGMLQuantizationType
     offset: int
-    """From the start of the file."""
+    """Offset from the start of the file, in bytes."""
     num_bytes: int
 
 

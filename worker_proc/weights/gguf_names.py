@@ -1,4 +1,4 @@
-"""Where each tensor of a GGUF file belongs in the original checkpoint, as data.
+"""The place of each tensor of a GGUF file in the original checkpoint, as data.
 
 GGUF's names are the same for all architectures; Hugging Face's are the models' own. Source: the converter of llama.cpp.
 """
@@ -12,7 +12,7 @@ from octavo.protocol.errors import ConfigError
 
 
 class Change(Enum):
-    """What the converter did to a tensor."""
+    """How the converter changed a tensor."""
 
     NONE = auto()
     ROTARY_ROWS = auto()
@@ -40,7 +40,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HfPlace:
-    """Name in the original checkpoint, and what the converter did to the tensor."""
+    """Name in the original checkpoint, and how the converter changed the tensor."""
 
     name: str
     change: Change = Change.NONE
@@ -53,7 +53,7 @@ class _Table:
     layer: Mapping[str, str]
     top: Mapping[str, str]
     layers: str = "model.layers"
-    """What the names of all layers begin with."""
+    """Common prefix of the names of all layers."""
     rotates_neighbours: bool = False
     """Whether the converter interleaved the rows of queries and keys."""
     one_added: bool = False
@@ -326,7 +326,7 @@ _CHANGES = {
     "ssm_d": Change.FLATTENED,
     "ssm_norm": Change.FLATTENED,
 }
-"""Of modules, in every architecture."""
+"""Changes by module, in every architecture."""
 _ROTARY = frozenset({"attn_q", "attn_k"})
 
 # GPT-2 checkpoints hold (inputs, outputs) matrices, which the converter transposes.

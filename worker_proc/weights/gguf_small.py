@@ -75,7 +75,7 @@ def _iq2_xxs_scales(blocks: Bytes) -> Floats:
 
 
 def _iq2_scales(blocks: Bytes) -> Floats:
-    """Return those of IQ2_XS and IQ2_S, whose last 8 bytes are scales."""
+    """Return the scales of IQ2_XS and IQ2_S, which are the last 8 bytes of a block."""
     return _of_scale(blocks, _scales_of_nibbles(blocks, blocks.shape[1] - 8, 8), 0.25)
 
 
@@ -116,7 +116,7 @@ def _divided(
     bits: int = 8,
     offset: int = 128,
 ) -> Callable[[Bytes], Parts]:
-    """Return what takes blocks apart whose integers are decoded by the gguf package.
+    """Return a function that splits blocks whose integers are decoded by the gguf package.
 
     Args:
         kind: kind of the blocks.

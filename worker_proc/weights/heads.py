@@ -37,7 +37,7 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
 def read_head(
     speculation: ResolvedSpeculation, model: Model, max_rows: int, report: Callable[[float], None]
 ) -> tuple[DraftHead, Features]:
-    """Return a head, and what it reads of its model; see `load_head`."""
+    """Return a head, and the features that it reads; see `load_head`."""
     facts = speculation.head
     assert facts is not None, "an engine that drafts with a head"
     head, features = _filled(speculation.method, facts, model, max_rows, partial(read_weights, facts, report))
@@ -71,7 +71,7 @@ def check_head(speculation: ResolvedSpeculation, model: Model, update: ModelFact
 def _filled(
     method: SpeculationMethod, facts: ModelFacts, model: Model, max_rows: int, read: Callable[[Wants], Weights]
 ) -> tuple[DraftHead, Features]:
-    """Return a head with its weights, which are not packed, and what it reads of its model."""
+    """Return a head with its weights, not packed, and the features that it reads."""
     if not isinstance(model, DecoderModel):
         raise ConfigError(
             f"speculative_config: method {method} needs a model of our layers, not one of transformers",

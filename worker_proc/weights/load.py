@@ -118,7 +118,7 @@ def load_model(
 
 
 def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
-    """Return the memory of what a model attends to beside its text; `None` if it has no cross-attention.
+    """Return the cross-attention cache of a model; `None` if it has no cross-attention.
 
     Raises:
         MemoryError, RuntimeError: there is none for it.
@@ -205,7 +205,7 @@ def _load_draft_model(
     """Return the draft model with its weights, packed.
 
     Raises:
-        ConfigError: it cannot be loaded, or cannot draft.
+        ConfigError: the model cannot be loaded, or cannot draft.
     """
     facts = speculation.head
     assert facts is not None, "the files of the draft model"

@@ -1,4 +1,4 @@
-"""Checkpoints of models that read images or audio: the tensors of the language model, and those of the tower."""
+"""Checkpoints of models that read images or audio: tensors of the language model, and tensors of the tower."""
 
 import re
 from collections.abc import Callable, Iterator

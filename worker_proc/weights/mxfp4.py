@@ -46,7 +46,7 @@ class Mxfp4Matrix:
         """Return the part that a rank holds.
 
         Raises:
-            ConfigError: it begins or ends within a group.
+            ConfigError: the shard begins or ends within a group.
         """
         if shard.dim == 0:
             return Mxfp4Matrix(self.name, shard.of(self.blocks_OGB), shard.of(self.scales_OG))

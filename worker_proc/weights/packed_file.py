@@ -61,7 +61,7 @@ class _Header(msgspec.Struct, array_like=True):
     version: int
     key: str
     num_bytes: int
-    """From the first buffer to the end of the file."""
+    """Bytes from the first buffer to the end of the file."""
     entries: list[_Entry]
 
 
@@ -137,8 +137,8 @@ def read(path: Path, key: str) -> dict[str, Item]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedFile: it is incomplete, of another version or of another key.
-        OSError: it cannot be read.
+        DamagedFile: the file is incomplete, of another version or of another key.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         start, header = _read_header(file)

@@ -45,7 +45,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of `torch.save`, mapped where possible. No code of the file runs.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: the file holds something else.
     """
     try:
         with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""What readers of checkpoints in several files have in common: how damage is reported."""
+"""Code shared by readers of checkpoints in several files: reporting damage."""
 
 from collections.abc import Collection
 from pathlib import Path

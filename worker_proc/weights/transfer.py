@@ -1,4 +1,4 @@
-"""Weights that a trainer broadcasts: rank 0 of a group of torch.distributed, whose other ranks are workers.
+"""Weights that a trainer broadcasts: the trainer is rank 0 of a torch.distributed group, the workers are the others.
 
 Every worker gets every tensor, in the order of the trainer, and takes its part, as from a checkpoint. The group is none
 of the process groups by name, so a worker has it beside the one in which it computes.
@@ -46,7 +46,7 @@ class TransferRank:
         self.store = store
         self._timeout = timedelta(seconds=group.timeout_s)
         self.device = device if group.backend == "nccl" else torch.device("cpu")
-        """Of the tensors."""
+        """Device of the tensors."""
         self._ranks: Any = None
         """A ProcessGroupGloo or ProcessGroupNCCL, of which torch declares no methods; None after `close`."""
         if group.backend == "nccl":
@@ -168,7 +168,7 @@ def dtype_of(tensor: TensorShape) -> torch.dtype:
     """Return the data type of a tensor.
 
     Raises:
-        ConfigError: it is not one of weights.
+        ConfigError: the type is not a type of weights.
     """
     if tensor.dtype not in ("float32", "float16", "bfloat16"):
         raise ConfigError(

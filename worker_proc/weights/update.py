@@ -145,7 +145,7 @@ def load_update(
 
 @torch.inference_mode()
 def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Packer) -> None:
-    """Copy the weights of an update over those of a model, whose tensors stay where they are.
+    """Copy the weights of an update into those of a model, whose tensors keep their addresses.
 
     Raises:
         ConfigError, OSError, RuntimeError: as `load_update`; some weights are overwritten.
@@ -185,7 +185,7 @@ def read_new_head(speculation: ResolvedSpeculation, model: Model) -> DraftHead:
 
 
 def overwrite_head(head: DraftHead, model: Model) -> None:
-    """Copy the weights of `read_new_head` over those of the model's head, whose tensors stay where they are.
+    """Copy the weights of `read_new_head` into those of the model's head, whose tensors keep their addresses.
 
     Raises:
         RuntimeError: a weight is packed in another way, or the device fails; some weights are overwritten.
@@ -198,7 +198,7 @@ def overwrite_head(head: DraftHead, model: Model) -> None:
 
 
 def _copy_tensors(source: Parameters, target: Parameters) -> None:
-    """Copy the plain tensors, and compute again what is made of weights."""
+    """Copy the plain tensors, and recompute values that are derived from weights."""
     for name, tensor in source.tensors.items():
         target.tensors[name].copy_(tensor)
     for refresh in target.derived:
@@ -234,7 +234,7 @@ class _Packing(StreamedPacking, ABC):
 
 
 class _Replacing(_Packing):
-    """Frees each old weight when the first tensor of its successor arrives, whose parts so take its memory."""
+    """Frees each old weight when the first tensor of its successor arrives, so that the new parts reuse its memory."""
 
     def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig, old: WeightStore) -> None:
         super().__init__(parameters, packer, config)
@@ -293,7 +293,7 @@ def _tensors_of(product: object) -> Iterator[tuple[str, Any]]:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copy all tensors of a product over those of another one of the same kind."""
+    """Copy all tensors of a product into those of another product of the same kind."""
     for name, value in _tensors_of(source):
         if isinstance(value, Tensor):
             getattr(target, name).copy_(value)

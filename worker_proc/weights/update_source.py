@@ -1,4 +1,4 @@
-"""Where the weights of an update come from: a checkpoint, or a trainer that broadcasts them."""
+"""Sources of the weights of an update: a checkpoint, or a trainer that broadcasts them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Source(Protocol):
         """Yield each tensor."""
 
     def digest(self) -> str:
-        """Return the digest of all; "" if whoever sends them knows what to call them."""
+        """Return the digest of all weights; "" if the sender names them itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class ItemEncoder(ABC):
     def __init__(self, parameters: Parameters, run_bytes: int) -> None:
         self.parameters, self.device, self.run_bytes = parameters, parameters.device, run_bytes
         self.dtype: torch.dtype = parameters.dtype
-        """Of the language model."""
+        """Type of the language model."""
         self.pooling_head: None = None
         """See `octavo.worker_proc.models.base.Model.pooling_head`."""
 

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal's sounds: a conformer, whose results go through one of two projectors."""
+"""The audio encoder of Phi-4-multimodal: a conformer, whose results pass through one of two projectors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ FEATURES = "audio_input_features"
 _WINDOW = 500
 """Rows that attend to each other; a longer sound has several windows, the last of which is filled with zeros."""
 _FRAMES_AT_ONCE = 1024
-"""Of convolutions; a multiple of the frames of a row."""
+"""Frames per call of the convolutions; a multiple of the frames of a row."""
 _EPS = 1e-5
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 1024,
@@ -49,7 +49,7 @@ _DEFAULTS: dict[str, Any] = {
     "bias_symmetric": False,
     "nemo_conv_channels": 1024,
 }
-"""What `transformers` leaves out of files."""
+"""Values that `transformers` leaves out of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class ConformerConfig:
     kernel_size: int
     num_mels: int
     num_halvings: int
-    """Of the frames, by convolutions."""
+    """Number of convolutions that halve the number of frames."""
     channels: int
-    """Of these convolutions."""
+    """Channels of these convolutions."""
     max_distance: int
     is_symmetric: bool
     """Whether the bias of scores depends on distances alone, not on their direction."""
@@ -110,11 +110,11 @@ class ConformerConfig:
 
     @property
     def num_bands(self) -> int:
-        """Bands that the convolutions leave of those of the spectrogram."""
+        """Number of bands of the spectrogram after the convolutions."""
         return self.num_mels + (1 << self.num_halvings) - 1 >> self.num_halvings
 
     def run_bytes(self, spec: TowerSpec) -> int:
-        """Return what the longest sound takes while it is computed."""
+        """Return the memory that encoding the longest audio clip takes."""
         convolved = self.channels * (_FRAMES_AT_ONCE // 2) * (self.num_mels // 2)
         scores = self.num_heads * _WINDOW**2
         rows = spec.max_item_tokens * (2 * self.width + 2 * spec.width + (self.num_mels << self.num_halvings))
@@ -173,7 +173,7 @@ class Phi4AudioEncoder(ItemEncoder):
         ]
         per_row = 1 << self._own.num_halvings
         parts = []
-        # Some at a time: what the convolutions make of a long sound takes gigabytes.
+        # In pieces: the convolutions of a long audio clip would take gigabytes.
         for start in range(0, len(frames_FC), _FRAMES_AT_ONCE):
             seen_before = per_row if start else 0  # a row depends on frames of the row before it, and on none behind it
             x = frames_FC[start - seen_before : start + _FRAMES_AT_ONCE][None]
@@ -241,7 +241,7 @@ class Phi4AudioEncoder(ItemEncoder):
         return layer_norm(x_TD, x_TD.shape[1:], self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"], _EPS)
 
     def _linear(self, name: str, x_TI: Tensor) -> Tensor:
-        """Return what a linear layer, or a convolution over single rows, makes of rows."""
+        """Return the output of a linear layer, or of a convolution over single rows."""
         return linear(x_TI, self._tensors[f"{name}.weight"].flatten(1), self._tensors[f"{name}.bias"])
 
 

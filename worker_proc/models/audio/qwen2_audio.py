@@ -40,7 +40,7 @@ _DEFAULTS = {
     "max_source_positions": 1500,
     "num_mel_bins": 128,
 }
-"""What `transformers` leaves out of `audio_config`."""
+"""Values that `transformers` leaves out of `audio_config`."""
 _NUM_MERGED = 2
 
 
@@ -48,7 +48,7 @@ class Qwen2AudioTower(WhisperEncoder):
     """The encoder with its projector."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: rows behind the end of the sound are left out, as a mask would.
+        """See `VisionTower.patches`: rows after the end of the audio clip are left out, as a mask would.
 
         Raises:
             ProtocolError: these are not the tensors of one sound.
@@ -111,7 +111,7 @@ def build(spec: TowerSpec) -> Qwen2AudioTower:
 
 
 def _mean_projector(norm: LayerNorm, projector: Linear, width: int) -> Callable[[Tensor], Tensor]:
-    """Return what makes a row of two halves of results."""
+    """Return a function that makes a row from two halves of results."""
 
     def project(halves: Tensor) -> Tensor:
         first, second = halves.split([width] * _NUM_MERGED, dim=1)

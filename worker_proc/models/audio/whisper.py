@@ -46,7 +46,7 @@ class EncoderSizes:
     num_layers: int
     num_heads: int
     num_rows: int
-    """Of the longest sound: a row for two frames."""
+    """Rows of the longest audio clip: one row per two frames."""
     num_mels: int
     activation: str
 
@@ -55,7 +55,7 @@ class EncoderSizes:
         """Read the keys that Whisper has.
 
         Raises:
-            ConfigError: one is missing, or a value is not supported.
+            ConfigError: a key is missing, or a value is not supported.
         """
         reject_unless(config, "scale_embedding", [False])
         read = cls(
@@ -85,7 +85,7 @@ class WhisperEncoder(VisionTower):
     """Weights and biases."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
-        """See `VisionTower.patches`: one sequence, with a row for two frames.
+        """See `VisionTower.patches`: one sequence, with one row per two frames.
 
         Raises:
             ProtocolError: the spectrogram has another size.
@@ -112,7 +112,7 @@ class WhisperEncoder(VisionTower):
         return Patches(frames_CF, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows))
 
     def _convolved(self, frames_CF: Tensor, sound: Patches) -> Tensor:
-        """Return what the convolutions make of a spectrogram, a row for two frames, up to the last one of a sound."""
+        """Return the convolved spectrogram, one row per two frames, up to the last row of an audio clip."""
         x = frames_CF.unsqueeze(0)
         for (weight, bias), stride in zip(self.convolutions, (1, 2), strict=True):
             x = gelu(conv1d(x, weight.float(), bias.float(), stride=stride, padding=1))
@@ -126,7 +126,7 @@ def sound_of(frames_CF: Floats, num_rows: int) -> Patches:
 
 
 def whisper_rules() -> list[Rule]:
-    """Return what becomes of the tensors of a checkpoint, encoder and decoder."""
+    """Return the rules for the tensors of a checkpoint, encoder and decoder."""
     return [renamed({r"\.out_proj\.": ".o_proj."}), _with_key_bias]
 
 

@@ -17,7 +17,8 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.fallback.hooks import PROBE, use_attention
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Their angles depend on the longest sequence of the batch. All steps must have the same, as keys stay in the cache."""
+"""Rope types whose angles depend on the longest sequence of the batch. All steps must use equal angles: keys are
+cached."""
 
 
 def refusal(facts: ModelFacts, reason: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to those of a model of `transformers`: old names, and experts that are stacked."""
+"""Converts the tensors of a checkpoint to those of a `transformers` model: old names, and stacked experts."""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -18,7 +18,7 @@ Parts = dict[str, tuple[str, Tensor]]
 
 
 class Conversion:
-    """Turns the tensors of a checkpoint into those of a model, by the rules of `transformers`."""
+    """Converts the tensors of a checkpoint to those of a model, by the rules of `transformers`."""
 
     def __init__(self, model: PreTrainedModel, structure: Structure) -> None:
         self._model = model

@@ -91,7 +91,7 @@ class ProbedMask(Tensor):
     """`None` means all keys up to the query's."""
     is_chunked = False
     is_known = False
-    """False: it shows other keys than those of a window, of a chunk, or all."""
+    """False for a mask that shows other keys than those of a window, those of a chunk, or all."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

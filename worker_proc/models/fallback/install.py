@@ -18,7 +18,7 @@ from octavo.worker_proc.models.parameters import Parameters
 _EXPERT_PRODUCTS = {"product"}, {"transposed product"}
 
 Multiply = Callable[[LinearWeight, bool], Product]
-"""The flag says whether the rows are those of the step, or any others."""
+"""Makes the product of a weight. The flag says whether its inputs are the rows of the step."""
 
 
 def install(

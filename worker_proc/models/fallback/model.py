@@ -46,9 +46,9 @@ class Step:
         """Rows of tokens; those after them are padding."""
         self.num_padded_rows = 0
         self.policy: ThreadPolicy | None = None
-        """Of native products; `None` means torch's."""
+        """Thread policy of native products; `None` means torch's."""
         self.num_threads = 1
-        """Of torch's products."""
+        """Number of threads of torch's products."""
 
     @contextmanager
     def of(self, num_rows: int, attention: Attention | None, *, min_padding: int = 0) -> Iterator[int]:
@@ -71,7 +71,7 @@ class PackedProduct:
         self._weight = weight
         self._step = step
         self._is_of_step = is_of_step
-        """Its rows are those of the step, with their padding; False: those of an expert."""
+        """Whether the inputs are the rows of the step, padding included; False for rows of an expert."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias` for rows in a tensor of any shape; padding has zeros."""
@@ -153,7 +153,7 @@ class TransformersModel(Model):
             attention.module.octavo = LayerAttention(facts, index, attention, self.step)  # type: ignore[assignment]
         use_attention(model, SERVE)
         self.module = model
-        """As `transformers` made it."""
+        """Module as `transformers` made it."""
         self._base_name = structure.base_name
         self._architecture = facts.architecture
         self._first_position, self._max_positions = structure.first_position, structure.max_positions
@@ -222,7 +222,7 @@ def build(facts: ModelFacts, placement: Placement) -> TransformersModel:
     """Make the model that `facts` describes.
 
     Raises:
-        ConfigError: it cannot be served, or not in this way; the message says why.
+        ConfigError: the model cannot be served, or not in this way; the message says why.
     """
     refusals = {
         "--tensor-parallel-size": placement.group is not None or placement.sharding.size > 1,

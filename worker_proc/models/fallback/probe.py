@@ -1,4 +1,4 @@
-"""One pass through a model of `transformers` without weights: what its attention and its parameters are used for."""
+"""One pass through a `transformers` model without weights, to learn how it uses its attention and parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from octavo.worker_proc.models.fallback.hooks import ProbedMask
 from octavo.worker_proc.models.fallback.weights import ProbedWeight
 
 NUM_ROWS = 8
-"""Of the pass."""
+"""Number of rows of the pass."""
 
 _KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 """Arguments that attention here follows."""
@@ -27,30 +27,30 @@ _HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "lay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbedAttention:
-    """One layer's attention."""
+    """The attention of one layer."""
 
     name: str
-    """Of the module."""
+    """Name of the module."""
     module: nn.Module
     shape: AttentionShape
     value_dim: int
-    """Of a head, at most that of a key."""
+    """Value size of a head, at most the key size."""
 
 
 @dataclass(slots=True, eq=False)
 class Structure:
-    """What the pass has found."""
+    """The findings of the pass."""
 
     attention: list[ProbedAttention] = field(default_factory=list)
-    """In the order of calls."""
+    """Attention modules in the order of calls."""
     weights: dict[str, ProbedWeight] = field(default_factory=dict)
-    """All parameters, under the first of their names."""
+    """All parameters, by the first of their names."""
     other_names: list[str] = field(default_factory=list)
-    """Of parameters that have two."""
+    """Second names of parameters that have two."""
     base_name: str = ""
-    """Of the module that returns hidden states, which the others turn into logits."""
+    """Name of the module that returns hidden states, from which the rest of the model computes logits."""
     first_position: int = 0
-    """That the model gives to the first token of a sequence (2 in RoBERTa, whose table of positions has padding)."""
+    """Position that the model gives to the first token (2 in RoBERTa, whose position table has padding rows)."""
     max_positions: int | None = None
     """Rows of that table behind the first position; `None` if all positions are as in `config.json`."""
     padding_ids: frozenset[int] = frozenset()
@@ -108,10 +108,10 @@ class _Recorder:
 
 
 def probe(model: PreTrainedModel, facts: ModelFacts) -> Structure:
-    """Replace the parameters by stand-ins, run the model once, and return what was seen.
+    """Replace the parameters by stand-ins, run the model once, and return the findings.
 
     Raises:
-        ConfigError: it computes something that cannot be served; the message names the module and the reason.
+        ConfigError: the model computes something that cannot be served; the message names the module and the reason.
     """
     bases = model.base_model, model.get_decoder(), getattr(model, "model", None)
     base_name = next((name for base in bases for name, module in model.named_children() if module is base), None)
@@ -154,10 +154,11 @@ def _take_lookups(structure: Structure) -> dict[str, list[Tensor]]:
 
 
 def _find_first_position(structure: Structure, own_lookups: Mapping[str, list[Tensor]], facts: ModelFacts) -> None:
-    """Compare the rows that the model looks up when it counts positions itself with those of positions from 0.
+    """Find the first position: compare the rows looked up for the model's own positions with those for positions from
+    0.
 
     Raises:
-        ConfigError: they differ by more than a constant.
+        ConfigError: the positions differ by more than a constant.
     """
     lookups = _take_lookups(structure)
     for name, own in own_lookups.items():
@@ -182,7 +183,7 @@ def run_base(base: nn.Module, token_ids_T: Tensor, positions_T: Tensor | None) -
 
 
 class _KnownOutput(BaseModelOutputWithPast):  # type: ignore[misc]
-    """What a base returns to a head that reads nothing but hidden states."""
+    """A base model's output for a head that reads only hidden states."""
 
     def __getattr__(self, name: str) -> None:
         """Return `None` means caches, routing and the like."""
@@ -202,7 +203,7 @@ class _KnownBase(nn.Module):
 
 
 def run_head(model: PreTrainedModel, base_name: str, hidden_RD: Tensor) -> Tensor:
-    """Return logits_RV: what the model computes after its base, output layer, factors and caps."""
+    """Return logits_RV: everything that the model computes after its base, such as output layer, factors and caps."""
     base = model._modules[base_name]
     model._modules[base_name] = _KnownBase(hidden_RD)
     try:

@@ -28,16 +28,16 @@ def _operands(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 class ProbedWeight(Tensor):
-    """A weight of zeros, in the memory of a single number, that remembers what is done with it."""
+    """A weight of zeros, backed by a single number, that records how it is used."""
 
     uses: set[str]
     """"product", "transposed product" (outputs last), "table", "bias"; "tensor": anything else."""
     bias: Any
-    """Of its products."""
+    """Bias of its products."""
     lookups: list[Tensor]
     """The rows that were looked up, by each call."""
     expert_uses: set[str]
-    """Of the matrices of a weight of three dimensions, one for each expert."""
+    """Uses of the matrices of a three-dimensional weight, one matrix per expert."""
 
     @classmethod
     def of(cls, shape: torch.Size, dtype: torch.dtype) -> "ProbedWeight":
@@ -47,7 +47,7 @@ class ProbedWeight(Tensor):
         return weight
 
     def expert(self) -> "ProbedWeight":
-        """Return the stand-in of one of the matrices; what is done with it is noted for all."""
+        """Return the stand-in of one matrix. Its uses are recorded for all matrices."""
         weight = ProbedWeight.of(self.shape[1:], self.dtype)
         weight.uses = self.expert_uses
         return weight

@@ -1,4 +1,4 @@
-"""`DraftHead`: a head as a model of its own, with a cache of its own beside that of the model that it drafts for."""
+"""`DraftHead`: a draft head as a model with its own cache, separate from that of its target model."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ from octavo.worker_proc.models.layers.rotary import Rotary
 from octavo.worker_proc.models.parameters import Parameters
 
 FirstLayer = Callable[[Tensor, Tensor, Tables, Attention], Residual]
-"""Given the embeddings of tokens and the features of the positions before them, returns the residual stream."""
+"""Maps token embeddings and the features of the positions before them to the residual stream."""
 
 
 class DraftHead(Model):

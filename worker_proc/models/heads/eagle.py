@@ -1,6 +1,6 @@
 """EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840): one Llama layer over embeddings and hidden states.
 
-Products with two inputs beside each other are computed as the sum of two products: a program has no concatenation.
+Products with two inputs side by side are computed as the sum of two products: a program has no concatenation.
 """
 
 import re
@@ -91,7 +91,7 @@ class Eagle3FirstLayer:
 
 
 def build_eagle(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple[DraftHead, Features]:
-    """Make an EAGLE head, uninitialized, and what it reads of its model.
+    """Make an EAGLE head, uninitialized, and the features that it reads.
 
     Raises:
         ConfigError: something in its configuration is not supported.
@@ -125,7 +125,7 @@ def build_eagle(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple[
 
 
 def build_eagle3(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple[DraftHead, Features]:
-    """Make an EAGLE-3 head, uninitialized, and what it reads of its model.
+    """Make an EAGLE-3 head, uninitialized, and the features that it reads.
 
     Raises:
         ConfigError: something in its configuration is not supported.

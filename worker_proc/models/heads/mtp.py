@@ -46,7 +46,7 @@ class MtpFirstLayer:
 
 
 def build_mtp(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple[DraftHead, Features]:
-    """Make the first layer behind the last one, uninitialized, and what it reads of its model.
+    """Make the first layer after the last one, uninitialized, and the features that it reads.
 
     Raises:
         ConfigError: the model has no such layer, or not of a known layout.

@@ -102,7 +102,7 @@ class ClipConfig:
 
     @property
     def shape(self) -> AttentionShape:
-        """Of the attention of all layers."""
+        """Shape of the attention of all layers."""
         head_dim = self.width // self.num_heads
         return AttentionShape(self.num_heads, self.num_heads, head_dim, head_dim**-0.5, is_causal=False)
 
@@ -125,7 +125,7 @@ class ClipConfig:
         """Check that a picture has the size of the tower.
 
         Raises:
-            ProtocolError: it has another one.
+            ProtocolError: the image has another size.
         """
         size = self.num_channels, self.image_size, self.image_size
         if pixels_CHW.shape != size:
@@ -133,12 +133,12 @@ class ClipConfig:
 
 
 def clip_rules() -> list[Rule]:
-    """Return what becomes of the tensors of a checkpoint."""
+    """Return the rules for the tensors of a checkpoint."""
     return [renamed(_NAMES), _flat_patches]
 
 
 def clip_ignored(num_layers: int, of: int) -> list[str]:
-    """Return the tensors that are not loaded: what comes after the first `num_layers` of all `of` layers."""
+    """Return the tensors that are not loaded: those after the first `num_layers` of all `of` layers."""
     unused = "|".join(map(str, range(num_layers, of)))
     return [r"^post_layernorm\.", r"position_ids$", *([rf"^layers\.({unused})\."] if unused else [])]
 
@@ -160,7 +160,7 @@ SIGLIP_DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-"""What `transformers` leaves out of files."""
+"""Values that `transformers` leaves out of files."""
 
 
 class SiglipEmbedding:
@@ -226,7 +226,7 @@ def clip_layers(
         num_layers: number of layers.
         norm: makes one before a block by its name; `None` means a layer norm.
         has_qkv_bias: whether the projections of queries, keys and values have biases.
-        row_norms: makes those of queries and keys by the name of their block; `None` if there are none.
+        row_norms: makes the norms of queries and keys, given the name of their block; `None` if there are none.
     """
     norm = norm or (lambda name: LayerNorm.new(parameters, name, config.width, config.eps))
 

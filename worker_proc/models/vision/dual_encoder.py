@@ -85,7 +85,7 @@ class AttentionPool:
         self._values_HKD = value_DD.reshape(self.num_heads, head_dim, -1)
 
     def __call__(self, rows_RD: Floats) -> Floats:
-        """Return one row for those of all patches."""
+        """Return one row for the rows of all patches."""
         scores_HR = self._queries_HD @ rows_RD.T
         weights_HR = np.exp(scores_HR - scores_HR.max(axis=1, keepdims=True))
         weights_HR /= weights_HR.sum(axis=1, keepdims=True)
@@ -100,7 +100,7 @@ class DualEncoderTower(LlavaTower):
     """The tower; its `pooling_head` follows the one row of an image."""
 
     attention_pool: AttentionPool | None = None
-    """Makes one row of those of the patches; `None` if the row of the class token is the image's."""
+    """Reduces the rows of the patches to one row; `None` if the class token's row is the image's."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`."""

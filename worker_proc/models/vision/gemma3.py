@@ -41,7 +41,7 @@ class Gemma3Tower(VisionTower):
     """Patches on each side of a square that is a row of the prompt."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`; an image with crops (pan and scan) has a sequence for each."""
+        """See `VisionTower.patches`; an image with crops (pan and scan) has one sequence per crop."""
         pixels_NCHW = pixels_of(tensors, "pixel_values", 4)
         size = self.clip.num_channels, self.clip.image_size, self.clip.image_size
         if pixels_NCHW.shape[1:] != size:

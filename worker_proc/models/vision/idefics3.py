@@ -35,7 +35,7 @@ _DEFAULTS = {
     "layer_norm_eps": 1e-6,
 }
 _UNUSED = ("max_image_size", "size", "tie_word_embeddings", "use_base_siglip")
-"""Of `vision_config`: the files of the processor have the sizes of images."""
+"""Unused keys of `vision_config`: image sizes come from the processor's files."""
 MASK = "pixel_attention_mask"
 _READ_ELSEWHERE = ("text_config", "vision_config", "image_token_id", "tie_word_embeddings", "_pad_token_id")
 
@@ -48,7 +48,7 @@ class Idefics3Tower(VisionTower):
     """Patches on each side of a square that is a row of the prompt."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for each tile or frame, its patches square by square."""
+        """See `VisionTower.patches`: one sequence per tile or frame, its patches square by square."""
         images = pixels_of(tensors, "pixel_values", 5)
         tiles_NCHW = images.reshape(-1, *images.shape[2:])
         side = tiles_NCHW.shape[-1] // self.clip.patch_size

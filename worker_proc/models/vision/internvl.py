@@ -60,7 +60,7 @@ class InternTower(VisionTower):
     """Patches on each side of a square that is a row of the prompt."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for each tile; the first result is that of the class token."""
+        """See `VisionTower.patches`: one sequence per tile; the first result is the class token's."""
         order_T = order_by_square(self.clip.side, self.side)
         sequences = []
         for tile_CHW in pixels_of(tensors, "pixel_values", 4):
@@ -101,7 +101,7 @@ class LayerScale:
 
 
 def _clip_config(section: CheckedConfig) -> ClipConfig:
-    """Read the sizes of the tower, whose pictures and patches are squares.
+    """Read the sizes of the tower, whose images and patches are square.
 
     Raises:
         ConfigError: a value is not supported.
@@ -173,10 +173,10 @@ def build(spec: TowerSpec) -> InternTower:
 
 
 def _norm(parameters: Parameters, clip: ClipConfig, kind: str) -> Callable[[str], Norm]:
-    """Return what makes the norms before blocks.
+    """Return a function that makes the norms before blocks.
 
     Raises:
-        ConfigError: they are of an unknown kind.
+        ConfigError: the norms are of an unknown kind.
     """
     match kind:
         case "layer_norm":

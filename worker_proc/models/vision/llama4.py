@@ -69,7 +69,7 @@ class Llama4Tower(VisionTower):
     """Cosines and sines of the patches of a tile, and of the class token behind them."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for each tile, square by square, and the class token."""
+        """See `VisionTower.patches`: one sequence per tile, square by square, followed by the class token."""
         order_T = order_by_square(self.clip.side, self.merge_size)
         num_patches = len(order_T)
         positions_T = np.append(order_T, num_patches)

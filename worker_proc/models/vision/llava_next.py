@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and LLaVA-OneVision: an overview of an image and tiles of it, whose lines end with a learned row."""
+"""LLaVA-NeXT and LLaVA-OneVision: an overview of an image and its tiles, with a learned row at each line's end."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ class TiledTower(LlavaTower):
     """Rows of more tiles are interpolated; 0: no limit."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for the overview, and one for each tile; or one for each frame."""
+        """See `VisionTower.patches`: one sequence for the overview and one per tile; or one per frame."""
         if FRAMES in tensors:
             frames_NCHW = array_of(tensors, FRAMES, np.float32, 4)
             return [self.clip.sequence(frame_CHW, first=self.first) for frame_CHW in frames_NCHW]
@@ -40,7 +40,7 @@ class TiledTower(LlavaTower):
         return [self.clip.sequence(tile_CHW, first=self.first) for tile_CHW in tiles_NCHW]
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `VisionTower.arrange`: without what shows the margins that were added to the image."""
+        """See `VisionTower.arrange`: without the rows of margins that were added to the image."""
         if FRAMES in tensors:
             return self._arrange_frames(rows_RD, tensors)
         ((height, width),) = array_of(tensors, "image_sizes", np.int64, 2).tolist()
@@ -80,7 +80,7 @@ class TiledTower(LlavaTower):
 
 
 def _interpolated(rows: Tensor, size: Size) -> Tensor:
-    """Return as many rows as another plane has, shape (height, width, D), interpolated between those of a plane."""
+    """Return the rows of a plane, interpolated to another size: shape (height, width, D)."""
     planes = rows.float().permute(2, 0, 1).contiguous()[None]
     return torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).to(rows.dtype)
 
@@ -97,7 +97,7 @@ def best_size(size: Size, sizes: Sequence[Size]) -> Size:
 
 
 def without_margins(rows: Tensor, size: Size) -> Tensor:
-    """Return rows of a plane, shape (height, width, D), without those of the margins around an image of some size."""
+    """Return the rows of a plane, shape (height, width, D), without those of the margins around an image."""
     height, width = rows.shape[:2]
     if size[1] / size[0] > width / height:
         margin = (height - int(round(size[0] * (width / size[1]), 7))) // 2

@@ -61,7 +61,7 @@ class Phi4Tower(VisionTower):
     clip: ClipConfig
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for the overview, and one for each tile.
+        """See `VisionTower.patches`: one sequence for the overview, and one per tile.
 
         Raises:
             ProtocolError: these are not the tensors of one image.
@@ -102,7 +102,7 @@ class Phi4Tower(VisionTower):
         )
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `VisionTower.arrange`: lines of the whole picture, a learned row, and lines of the overview.
+        """See `VisionTower.arrange`: lines of the full image, a learned row, and lines of the overview.
 
         Raises:
             ProtocolError: the sizes of the picture and of its tiles differ.

@@ -95,10 +95,10 @@ class PixtralTower(VisionTower):
     merge_size: int
     """Patches on each side of a square that is a row of the prompt."""
     rotaries: tuple[Rotary, Rotary]
-    """Of the row and of the column of a patch: a quarter of a head's dimensions each."""
+    """Rotary angles of a patch's row and of its column: a quarter of a head's dimensions each."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: the patches of an image come square by square."""
+        """See `VisionTower.patches`: the patches of an image are in order of squares."""
         (pixels_CHW, *others) = pixels_of(tensors, "pixel_values", 4)
         size = self.own.patch_size
         height, width = (pixels // size for pixels in pixels_CHW.shape[1:])
@@ -182,7 +182,7 @@ def _layer(parameters: Parameters, index: int, shape: AttentionShape, own: Pixtr
 
 
 def _flat_patches(name: str, values: Values, *, merge_size: int) -> Iterator[tuple[str, Values]]:
-    """Make weights over patches those of linear layers over rows: channels come last in squares of results."""
+    """Reshape patch-embedding weights to linear layers over rows; channels come last in squares of results."""
     if isinstance(values, Tensor) and name == "patch_conv.weight":
         values = values.flatten(1)
     elif isinstance(values, Tensor) and name == "patch_merger.merging_layer.weight":

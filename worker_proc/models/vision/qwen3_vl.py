@@ -33,7 +33,7 @@ class Qwen3Tower(QwenTower):
     """The tower with its projectors."""
 
     positions_LD: Tensor
-    """Of a square of places."""
+    """Learned positions, on a square grid."""
     _host_table_LD: Floats | None = None
 
     def _table(self) -> Floats:
@@ -43,7 +43,7 @@ class Qwen3Tower(QwenTower):
         return self._host_table_LD
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: each patch has its position besides, between those of the table."""
+        """See `VisionTower.patches`: each patch also has a position, interpolated in the table."""
         _, (_, height, width) = patches_and_grid(tensors, self.merge_size)
         places_2T = places_of_patches(height, width, self.merge_size)
         positions_TD = interpolated(self._table(), places_2T, (height, width))
@@ -58,7 +58,7 @@ class Qwen3Tower(QwenTower):
 
 
 def interpolated(table_LD: Floats, places_2T: Ints, sizes: tuple[int, int]) -> Floats:
-    """Return what lies at places of a grid, if the square of a table is stretched over it from corner to corner."""
+    """Return the values at grid places of a square table that is stretched over the grid from corner to corner."""
     side = round(len(table_LD) ** 0.5)
     exact_2T = places_2T.astype(np.float32) * (side - 1) / np.maximum(np.array(sizes, dtype=np.float32) - 1, 1)[:, None]
     lower_2T = np.floor(exact_2T).astype(np.int64)

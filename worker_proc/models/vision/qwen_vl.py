@@ -50,7 +50,7 @@ _READ_ELSEWHERE = (
     *("vision_end_token_id", "vision_token_id", "tie_word_embeddings"),
 )
 UNUSED = ("spatial_patch_size", "tokens_per_second", "in_chans")
-"""Keys of `vision_config`: its frames and colours are those of `temporal_patch_size` and `in_channels`."""
+"""Keys of `vision_config` that repeat `temporal_patch_size` and `in_channels`, or are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class QwenVisionConfig:
     """Base of the rotary angles."""
     has_patch_bias: bool = False
     num_positions: int = 0
-    """Of a square table of learned positions, which are added to patches; 0: there is none."""
+    """Size of the square table of learned positions that are added to patches; 0 if there is none."""
     deeper_layers: tuple[int, ...] = ()
-    """Those whose results are read besides (DeepStack)."""
+    """Layers whose results are read in addition (DeepStack)."""
 
     @classmethod
     def read(cls, section: Mapping[str, Any], spec: TowerSpec) -> "QwenVisionConfig":
@@ -106,7 +106,7 @@ class QwenVisionConfig:
 
     @property
     def shape(self) -> AttentionShape:
-        """Of the attention of all layers."""
+        """Shape of the attention of all layers."""
         return AttentionShape(self.num_heads, self.num_heads, self.head_dim, self.head_dim**-0.5, is_causal=False)
 
 
@@ -115,10 +115,10 @@ class QwenTower(VisionTower):
 
     merge_size: int
     rotary: Rotary
-    """Of half a head: the first half rotates by the row of a patch, the second by its column."""
+    """Rotary angles for half a head: its first half rotates by the patch's row, its second by the column."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for each frame, whose patches come square by square."""
+        """See `VisionTower.patches`: one sequence per frame, its patches in order of squares."""
         rows_TP, grid = patches_and_grid(tensors, self.merge_size)
         places_2T = places_of_patches(grid[1], grid[2], self.merge_size)
         angles = self.angles_at(places_2T)
@@ -139,7 +139,7 @@ def patches_and_grid(tensors: Mapping[str, MediaTensor], merge_size: int) -> tup
     """Return the patches of an image or frames of a video, and how many frames, rows and columns of patches they are.
 
     Raises:
-        ProtocolError: they are not whole squares.
+        ProtocolError: the patches do not form whole squares.
     """
     rows_TP = pixels_of(tensors, "pixel_values", 2)
     (_, height, width), *others = grids = array_of(tensors, "image_grid_thw", np.int64, 2).tolist()
@@ -154,7 +154,7 @@ def check_width(width: int, spec: TowerSpec) -> None:
     """Check the width of the tower's results.
 
     Raises:
-        ConfigError: it is not that of the language model.
+        ConfigError: the width is not that of the language model.
     """
     if width != spec.width:
         raise ConfigError(f"config.json: 'vision_config' makes rows of {width} numbers, not {spec.width}")

@@ -1,4 +1,4 @@
-"""Which file implements the tower of which architecture. Importing it imports no model."""
+"""Maps architectures to the files that implement their towers. Importing this module imports no model."""
 
 from importlib import import_module
 
@@ -13,7 +13,7 @@ AUDIO_ENCODERS = {
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",
 }
-"""The same for `octavo.worker_proc.models.audio`."""
+"""Modules of audio encoders in `octavo.worker_proc.models.audio`, by architecture."""
 TOWERS = {
     "CLIPModel": "dual_encoder",
     "ColPaliForRetrieval": "paligemma",

@@ -34,16 +34,16 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patches:
-    """One sequence of the encoder: positions that attend to each other and to nothing else."""
+    """One sequence of the encoder, whose positions attend only to each other."""
 
     rows_TP: Floats
     """The numbers of each patch. Of a sound, its spectrogram."""
     positions_T: Ints
     """The row of the table of positions for each."""
     chosen_R: Ints
-    """Those whose results are rows of the prompt."""
+    """Positions whose results become rows of the prompt."""
     tables: tuple[Floats, ...] = ()
-    """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
+    """Further inputs for each patch, such as rotary angles, in the widths that the tower declares."""
     num_keys: int | None = None
     """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. `None`
     means all are."""
@@ -57,9 +57,9 @@ class TowerSpec:
 
     facts: MediaFacts
     width: int
-    """Of the language model."""
+    """Width of the language model."""
     placement: Placement
-    """Of the parameters."""
+    """Placement of the parameters."""
     library: NativeLibrary | None
     """Computes; `None` if torch does."""
     max_item_tokens: int
@@ -68,11 +68,11 @@ class TowerSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedProjection:
-    """What makes one row of the prompt out of several neighbours, which are next to each other in `Patches`."""
+    """Makes one row of the prompt from several neighbours, which are adjacent in `Patches`."""
 
     num_merged: int
     project: Callable[[Tensor], Tensor]
-    """From `num_merged` results of the tower side by side to a row of the prompt."""
+    """Maps `num_merged` adjacent results of the tower to one row of the prompt."""
     deeper: Sequence[Callable[[Tensor], Tensor]] = ()
     """The same from each of `VisionTower.features` to a further row, which the language model adds after one of its
     first layers (DeepStack)."""
@@ -155,7 +155,7 @@ class VisionTower(LayeredModel):
             _copy(table_XC, [one.tables[index] for one in sequences])
 
     def send(self, sequences: Sequence[Patches], stream: Stream) -> None:
-        """The same on a device, after the work of the stream so far."""
+        """See `put`, but on a device, after the work of the stream so far."""
         self._inputs_XP = upload_array(stream, np.concatenate([one.rows_TP for one in sequences])).to(self.dtype)
         tables = zip(*[one.tables for one in sequences], strict=True)
         self._tables = [upload_array(stream, np.concatenate(parts)) for parts in tables]
@@ -253,7 +253,7 @@ def square_patches(pixels_CHW: Floats, size: int) -> Floats:
 
 
 def places_of_patches(height: int, width: int, merge_size: int) -> Ints:
-    """Return the row and the column of each patch of a frame, whose squares are row by row: shape 2T."""
+    """Return the row and the column of each patch of a frame, whose squares are in row order: shape 2T."""
     places = np.indices((height, width)).reshape(2, height // merge_size, merge_size, -1, merge_size)
     in_order: Ints = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
     return in_order
@@ -267,6 +267,6 @@ def order_by_square(side: int, merge_size: int) -> Ints:
 
 
 def theta_of(config: CheckedConfig) -> float:
-    """Return the base of the rotary angles; older files have it beside other keys."""
+    """Return the base of the rotary angles; older files have it as a top-level key."""
     rope: dict[str, Any] = optional(config, "rope_parameters", {})
     return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)

@@ -1,4 +1,4 @@
-"""The `Forward` of what drafts on a GPU: steps of `StepGraphs` without samples, over a cache of its own."""
+"""The `Forward` of a draft model or head on a GPU: steps of `StepGraphs` without samples, over its own cache."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class GraphForward:
         self._stream = stream
         self._idle_sizes = idle_sizes(max_size)
         self._events: deque[DeviceEvent] = deque()
-        """Of the steps whose host buffers may still be read."""
+        """Events of the steps whose host buffers may still be read."""
 
     def warm_up(self) -> int:
         """See `octavo.worker_proc.runners.host.Forward`: compiles all kernels and captures all graphs."""
@@ -54,7 +54,7 @@ class GraphForward:
             self._events.popleft().wait()
 
     def end_rounds(self) -> DeviceEvent:
-        """Return an event after the rounds that were launched last, whose host buffer is free then."""
+        """Return an event after the rounds that were launched last. Their host buffer is free when it is done."""
         self._events.append(event := self._stream.record_event())
         return event
 
@@ -76,7 +76,7 @@ class GraphForward:
 
     @property
     def cross_queries(self) -> Mapping[int, Tensor]:
-        """`None` if what drafts has no cross-attention."""
+        """Return nothing: draft models have no cross-attention."""
         return {}
 
     def choose_threads(self, work: int) -> int:

@@ -54,19 +54,19 @@ class Staged:
     reports: bool
     """Whether its samples report logprobs."""
     num_rows: int = 0
-    """Without padding."""
+    """Number of rows without padding."""
     pieces: AttentionPieces | None = None
-    """Of a step with spans."""
+    """Attention pieces of a step with spans."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What a step samples; the next step overwrites it."""
+    """Sampled tokens of a step; overwritten by the next step."""
 
     tokens_N: Tensor
     """int64, -1 if there is none."""
     logprobs: LogprobsMemory | None
-    """Of the rows whose requests report any; `None` if the step does not report."""
+    """Logprobs of the rows whose requests report any; `None` if the step reports none."""
 
 
 class StepGraphs:
@@ -80,7 +80,7 @@ class StepGraphs:
         layers: the attention of the model's layers, with the cache.
         attention: of each cache group, and behind them cross-attention if the model has any; planned for each step,
             and read from `buffer`.
-        block_tables: block_table_RP of each cache group, int32; what its attention reads.
+        block_tables: block_table_RP of each cache group, int32, which attention reads.
         stream: stream of the device.
         table: table of the slots.
         buffer: holds the metadata of steps.
@@ -126,12 +126,12 @@ class StepGraphs:
         self._hidden_TD: Tensor | None = None
         """The output of graphs that compute; allocated with the first capture."""
         self._features: Sequence[Tensor] = ()
-        """The same of `Features`."""
+        """Memory of `Features` in the graphs."""
         self.features: Sequence[Tensor] = ()
-        """See `Features` of the last step: matrices TD with a row for each of its rows at least."""
+        """`Features` of the last step: matrices TD with at least as many rows as the step."""
         self._graphs: dict[GraphKind, dict[int, _Captured]] = {kind: {} for kind in GraphKind}
         self.is_eager = False
-        """Launch the kernels of all steps one by one, as to compare their bits with those of graphs."""
+        """Launch the kernels of all steps one by one, for example to compare their bits with those of graphs."""
         self._pool = stream.new_graph_pool()
         self._staged: Staged | None = None
         self._step_hidden_TD: Tensor | None = None

@@ -34,7 +34,7 @@ class RowsLogprobs:
     top_RK: Tensor
 
     def row(self, index: int, num_top: int) -> RowLogprobs:
-        """Return those of one row, with this many of its most likely tokens."""
+        """Return the logprobs of one row, with this many of its most likely tokens."""
         top_ids_K, top_K = self.top_ids_RK[index, :num_top], self.top_RK[index, :num_top]
         return RowLogprobs(float(self.chosen_R[index]), int(self.rank_R[index]), top_ids_K.tolist(), top_K.tolist())
 
@@ -47,10 +47,10 @@ class SampleLogprobs:
     """The row of each of these samples."""
     top: RowsLogprobs
     named: RowsLogprobs | None
-    """Of tokens that requests name in place of the most likely ones; `None` if no request names any."""
+    """Logprobs of tokens that requests name explicitly; `None` if no request names any."""
 
     def row(self, index: int, spec: SamplingSpec) -> RowLogprobs:
-        """Return those of one sample, by its number among those that report any."""
+        """Return the logprobs of one sample, given its index among those that report any."""
         num_named = len(spec.logprob_token_ids)
         if self.named is not None and num_named:
             return self.named.row(self.rows[index], num_named)
@@ -62,7 +62,7 @@ class DevicePromptLogprobs:
     """The `PendingLogprobs` of a GPU."""
 
     pieces: list[tuple[RowsLogprobs, RowsLogprobs | None]]
-    """With the most likely tokens, and with those that the request names for any of these positions."""
+    """Logprobs of the most likely tokens, and of the tokens that the request names for any of these positions."""
     num_top: int
     num_named: list[int]
     """Tokens that the request names for each position."""
@@ -106,7 +106,7 @@ class LogprobReporter:
         self._stream = stream
 
     def of_draws(self, memory: LogprobsMemory, places: Sequence[int]) -> SampleLogprobs:
-        """Return what the kernels have reported that drew the tokens of a step; `places` are the rows that report."""
+        """Return the logprobs reported by the sampling kernels of a step; `places` are the rows that report."""
         columns = (memory.chosen, memory.ranks, memory.top_ids, memory.top)
         return SampleLogprobs(places, RowsLogprobs(*map(self._stream.download, columns)), None)
 
@@ -159,7 +159,7 @@ class LogprobReporter:
         return SampleLogprobs(range(len(tokens_A)), top, named)
 
     def logits_of(self, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Return what the model computes of some rows, float32."""
+        """Return the model's logits of some rows, float32."""
         return self._graphs.logits_of(self._upload(rows))
 
     def of_prompt(

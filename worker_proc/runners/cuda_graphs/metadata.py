@@ -21,7 +21,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Views = dict[str, Tensor]
 
 NO_SLOT = -1
-"""In a slot mapping: the key and value are not stored. As the destination of a state: it is not stored."""
+"""In a slot mapping: key and value are not stored. As the destination of a state: the state is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class GraphAttention(Protocol):
         """Return the tiles that a graph of this many tokens has programs for."""
 
     def launch_for(self, num_tiles: int) -> None:
-        """Have the next calls launch what any plan with at most so many tiles needs."""
+        """Make the next calls launch enough for any plan with at most this many tiles."""
 
     def plan_decodes(self, context_lens_R: Tensor) -> None:
         """Write the plan of requests with one row each on the device."""
@@ -146,7 +146,7 @@ def fill_inputs(arrays: Arrays, inputs: StepInputs, idle_slot: int) -> None:
 
 
 def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
-    """Write the samples of a step into their fields; those of padding are the idle slot's, and never read."""
+    """Write the samples of a step into their fields. Padding samples use the idle slot and are never read."""
     _put(arrays["sample_rows"], samples.rows_N, 0)
     _put(arrays["sample_slots"], samples.slots_N, idle_slot)
     _put(arrays["sample_positions"], samples.positions_N, 0)

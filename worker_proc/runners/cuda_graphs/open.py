@@ -1,4 +1,4 @@
-"""Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
+"""Makes the runner of a GPU, and measures the memory of its steps. Imports Triton."""
 
 import contextlib
 import itertools
@@ -153,7 +153,7 @@ def _open_graphs(
     for each in attention:
         each.words_W = buffer.attention_plan_W[start : start + each.layout.num_words]
         start += each.layout.num_words
-    # Ranks exchange equally many rows, so sizes must not depend on what cuBLAS pads on one of them.
+    # Ranks exchange equally many rows, so sizes must not depend on the padding of cuBLAS on one of them.
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     has_spans = config.model.media is not None and config.model.media.both_ways_rows > 0
     return new_graphs(

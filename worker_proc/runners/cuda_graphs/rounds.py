@@ -29,7 +29,7 @@ from octavo.worker_proc.runners.rounds import Drafts, PendingDrafts, draft_input
 
 
 class DraftGraphs(StepGraphs):
-    """The kernels of what drafts: steps that follow the model, and rounds.
+    """The kernels of a draft model or head: steps that follow the target model, and rounds.
 
     Call after `compute`: `stage_rounds`, `sample` for the first draft of each request, and `draft_next` for each
     further one.
@@ -51,12 +51,12 @@ class DraftGraphs(StepGraphs):
         self._sizes |= {GraphKind.SAMPLES: sizes, GraphKind.ROUNDS: sizes, GraphKind.REPORTS: Sizes(())}
 
     def compute(self) -> None:
-        """See `StepGraphs.compute`. Tokens that the host does not know yet are those that the model has sampled."""
+        """See `StepGraphs.compute`. Tokens that the host does not know yet are read from the model's samples."""
         self._slots.follow_tokens()
         super().compute()
 
     def stage_rounds(self, inputs: StepInputs, samples: SampleRows) -> None:
-        """Send what the rounds begin with: a step of one row of each request, before its first round.
+        """Send the inputs of the rounds: a step of one row per request, before the first round.
 
         Args:
             inputs: inputs of the positions before.
@@ -177,7 +177,7 @@ class DeviceRounds:
         self._runner = runner
         self._stream, self._group, self._batch = stream, group, batch
         self.waits_each_time = False
-        """Wait for the device after each round, as to measure what that costs."""
+        """Wait for the device after each round, for example to measure the cost of that."""
 
     def use_model(self, model: Model | None) -> None:
         """Never called: graphs know the addresses of weights."""

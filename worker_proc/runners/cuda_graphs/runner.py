@@ -38,9 +38,9 @@ class DeviceSamples:
 
     tokens_N: Tensor
     places: Sequence[int]
-    """Of the samples that report logprobs."""
+    """Indices of the samples that report logprobs."""
     specs: Sequence[SamplingSpec]
-    """Of their requests."""
+    """Sampling specs of their requests."""
     reported: SampleLogprobs | None
 
     def token_ids(self) -> list[int]:
@@ -288,7 +288,7 @@ class CudaGraphRunner:
         return masked
 
     def _rule_out_text(self, then: ChangeLogits | None, logits_RV: Tensor, samples: Samples) -> Tensor:
-        """Apply the rule of timestamps, after what else changes logits."""
+        """Apply the timestamp rule, after everything else that changes logits."""
         if then is not None:
             logits_RV = then(logits_RV, samples)
         if places := samples.with_trait(Trait.HAS_TIMESTAMPS):

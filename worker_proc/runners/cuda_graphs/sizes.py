@@ -24,7 +24,7 @@ UnpaddedRows = Callable[[int], int]
 
 
 class GraphKind(Enum):
-    """What a graph computes, in the order of capture: the graph that takes the most memory is the first."""
+    """The work of a graph, in the order of capture: the kind that takes the most memory comes first."""
 
     PROMPTS = "prompts"
     """Hidden states of a step in which requests compute any number of tokens."""
@@ -55,7 +55,7 @@ class Sizes:
 
     @property
     def largest_first(self) -> tuple[int, ...]:
-        """All of them in the order of capture: a smaller graph fits into the memory of the larger ones."""
+        """All sizes in the order of capture: a smaller graph fits into the memory of the larger ones."""
         return self._sizes[::-1]
 
 

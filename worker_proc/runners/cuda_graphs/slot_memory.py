@@ -56,13 +56,13 @@ class SlotMemory:
         }
         self._first_words = {column.name: layout.offset(column.name) // _WORD_BYTES for column in columns}
         self._changes: dict[int, Words] = {}
-        """By their first word."""
+        """Changes by their first word."""
         self._rows: dict[str, dict[int, Words]] = {}
-        """By column and slot."""
+        """Rows by column and slot."""
 
     @property
     def device(self) -> torch.device:
-        """Of the memory."""
+        """Device of the memory."""
         return self._memory_W.device
 
     @property

@@ -20,7 +20,7 @@ from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
 from octavo.worker_proc.sampling.state import SamplingState
 
 BLOCK_IDS, LAST_TOKEN, ADAPTER = "block_ids", "last_token", "adapter"
-"""Columns beside those of sampling; each cache group has a column of block ids."""
+"""Columns in addition to those of sampling; each cache group has a column of block ids."""
 
 MIN_SEEN = 1024
 """Smallest length of the lists of seen tokens."""
@@ -35,7 +35,7 @@ class Widths:
     max_seen: int
     """Upper bound of `seen`: different tokens in the prompt and output of any request."""
     blocks: int = 0
-    """Of each cache group."""
+    """Blocks of each cache group."""
     num_groups: int = 1
 
     def holding(self, state: SamplingState) -> "Widths":
@@ -65,7 +65,7 @@ class SlotTable:
         device: device of the table.
         segment_labels: segment labels of each cache group, with a row for each slot and for padding. Only the host has
             them.
-        max_drafts: most tokens that a device drafts to follow those of a slot.
+        max_drafts: most tokens that a device drafts for a slot.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SlotTable:
         self.drafts_KS = torch.zeros(max(1, max_drafts), num_slots + 1, dtype=torch.int64, device=device)
         """The latest drafts of each slot that the device has made."""
         self.following_KS = self.drafts_KS
-        """What `DRAFTED`, minus a number, stands for among the token ids of a step."""
+        """Tokens that `DRAFTED`, minus an index, refers to among the token ids of a step."""
         self._adapter_S = self._memory.tensor(ADAPTER)
         for name, column in COLUMNS.items():
             if column.initial:
@@ -170,7 +170,7 @@ class SlotTable:
 
 
 class GroupTable:
-    """The slots of a batch as what drafts for them sees them: the blocks of one cache group, and its own last tokens.
+    """The slots of a batch as the draft model sees them: the blocks of one cache group, and its own last tokens.
 
     Args:
         table: table of the runner.
@@ -187,7 +187,8 @@ class GroupTable:
         self.drafts_KS = table.drafts_KS
         """See `SlotTable.drafts_KS`."""
         self.sampled_KS = table.drafts_KS.new_zeros(1 + len(table.drafts_KS), table.drafts_KS.shape[1])
-        """What the model has sampled of each slot in place of its drafts, and after them: what a head follows."""
+        """Tokens that the model sampled for each slot in place of its drafts and after them; the head continues from
+        them."""
         self.following_KS = self.sampled_KS
         """See `SlotTable.following_KS`."""
         self.limits_S = torch.zeros_like(table.last_token_S)

@@ -36,9 +36,9 @@ class Fields:
     start: int
     """Offset in the buffers."""
     views: Views
-    """On the device."""
+    """Views on the device."""
     host_arrays: Sequence[Arrays]
-    """In each host buffer."""
+    """Arrays in each host buffer."""
 
 
 class StepBuffer:

@@ -26,9 +26,9 @@ class AttentionPlans:
     """The attention plans of a step in a host buffer."""
 
     num_tiles: Sequence[int]
-    """In each cache group."""
+    """Number of tiles in each cache group."""
     num_words: int
-    """Of all plans."""
+    """Words of all plans."""
     num_item_words: int
     """The words before the last plan's tiles."""
 
@@ -89,7 +89,7 @@ class StepUpload:
         self._buffer.send(input_fields, num_words, memory)
 
     def send_idle(self, input_fields: Fields, sample_fields: Fields, num_tiles: Sequence[int]) -> None:
-        """Send a token of the idle slot and padding; attention will launch what so many tiles need, or none.
+        """Send one token of the idle slot, and padding. Attention will launch enough for `num_tiles` tiles, or nothing.
 
         All work before must be finished.
         """

@@ -19,12 +19,12 @@ _CACHE_SCALES = re.compile(r"\.([kqv]_scale|kv_scale|prob_output_scale|[kqv]_pro
 
 
 class Format(Protocol):
-    """What the tensors of a quantized layer are called, and what they mean."""
+    """Names and meaning of the tensors of a quantized layer."""
 
     markers: tuple[str, ...]
     """Names behind that of the layer; a layer is quantized if it has one of them."""
     parts: tuple[str, ...]
-    """All names behind that of a quantized layer; a tensor with another name is not part of the weight."""
+    """All name suffixes of a quantized layer's tensors; tensors with other names are not part of the weight."""
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
         """Return the matrix of a layer.
@@ -38,12 +38,12 @@ class Format(Protocol):
         """
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory, for made-up weights; `None` if it is not quantized."""
+        """Return the memory layout of a layer, for dummy weights; `None` if it is not quantized."""
 
 
 @runtime_checkable
 class StackFormat(Protocol):
-    """A format whose checkpoints may hold all experts of a layer in one tensor, beside others with their scales."""
+    """A format whose checkpoints may hold all experts of a layer in one tensor, with their scales in others."""
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
         """Return the name of the stack, and the part, of each tensor of a quantized stack.
@@ -117,7 +117,7 @@ def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Forma
 
 
 class Mxfp4:
-    """The format of GPT-OSS. Its tensors are those of all experts of a layer, which the model takes as they are."""
+    """The format of GPT-OSS. Each tensor holds all experts of a layer; the model takes them as they are."""
 
     markers: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Mxfp4:
         raise AssertionError(f"{layer} has no parts")
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         return Layout(4, 32, "e2m1") if ".experts." in layer else None
 
 
@@ -165,7 +165,7 @@ class Assembly:
         self._tensors: dict[str, dict[str, Tensor]] = {}
 
     def plain_name(self, name: str) -> str:
-        """Return what a tensor would be called if its layer were not quantized."""
+        """Return the name of a tensor if its layer were not quantized."""
         if name not in self._place:
             return name
         layer = self._place[name][0]
@@ -175,7 +175,7 @@ class Assembly:
         """Return a tensor, or the matrix of a layer whose last tensor it is; `None` if more of them follow.
 
         Raises:
-            ConfigError: they do not fit one another or the configuration.
+            ConfigError: the tensors do not fit one another or the configuration.
         """
         if name not in self._place:
             return None if _CACHE_SCALES.search(name) else (name, _plain(name, tensor, self._names))

@@ -75,7 +75,7 @@ class AutoRound:
         return first_match(self._settings_of, layer, _is_found, self._settings)
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         settings = self._chosen(layer)
         is_in_block = layer != HEAD and (not self._blocks or f"{layer}.".startswith(self._blocks))
         if settings is None or is_listed(layer, self._skipped) or not (is_in_block or layer in self._settings_of):

@@ -25,7 +25,7 @@ _HARMLESS = """
 quant_method zero_point backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config
 """
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in its word an output is."""
+"""Position of each output in its word."""
 
 
 class Awq:
@@ -52,7 +52,7 @@ class Awq:
         config.reject_unread("awq", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, [HEAD, *self._skipped]):
             return None
         return Layout(4, None if self._group_size == -1 else self._group_size, has_zeros=True)

@@ -29,7 +29,7 @@ _HARMLESS = """
 quant_method _load_in_4bit _load_in_8bit load_in_4bit load_in_8bit bnb_4bit_compute_dtype bnb_4bit_quant_storage
 bnb_4bit_quant_type bnb_4bit_use_double_quant llm_int8_enable_fp32_cpu_offload llm_int8_skip_modules llm_int8_threshold
 """
-"""What the tensors say themselves, and how activations with outliers are computed: here all have 16 bits."""
+"""Settings that the tensors repeat, or that select how outlier activations are computed: here all have 16 bits."""
 _STATE = "weight.quant_state.bitsandbytes__"
 _KINDS: tuple[Codebook, ...] = ("nf4", "fp4")
 
@@ -54,7 +54,7 @@ class BitsAndBytes:
         config.reject_unread("bitsandbytes", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, [HEAD, *self._skipped]):
             return None
         return Layout(8, None) if self._is_int8 else Layout(4, 64, self._kind)

@@ -46,7 +46,7 @@ _FORMATS = (
 _SECTION = "quantization_config"
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _UNUSED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
-"""What the quantization was made with, and what the tensors say."""
+"""Settings of the quantizer, and settings that the tensors repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class CompressedTensors:
         return scheme
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         scheme = self._scheme_of(layer)
         if scheme is None or any(is_target(layer, pattern) for pattern in self._ignored):
             return None

@@ -1,4 +1,4 @@
-"""8-bit floats (e4m3) with scales of tensors, outputs or blocks: DeepSeek's, and what vLLM and AutoFP8 call "fp8".
+"""8-bit floats (e4m3) with scales per tensor, output or block: DeepSeek's format, and vLLM's and AutoFP8's "fp8".
 
 weight            float8_e4m3fn (outputs, inputs)
 weight_scale_inv  float32 or e8m0 (outputs / 128, inputs / 128), of blocks; it multiplies, whatever its name says
@@ -34,7 +34,7 @@ _STACK_PARTS = {
     "_scale": "weight_scale",
     "_activation_scale": "activation_scale",
 }
-"""All ends of names, and the part that each is of a layer."""
+"""All name suffixes, and the part of a layer that each stands for."""
 
 
 class Fp8:
@@ -60,7 +60,7 @@ class Fp8:
         config.reject_unread("fp8", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, [HEAD, *self._skipped]):
             return None
         return Layout(8, self._block[1] if self._block else None, "e4m3")
@@ -141,7 +141,7 @@ def float8_matrix(
     Args:
         layer: name of the layer.
         weight_OI: the codes.
-        scale: one number, or one for each output, group of inputs, or block.
+        scale: one number, or one number per output, group of inputs, or block.
         block: outputs and inputs of a block; `None` if there are none.
         rows: how rows are quantized.
         row_scale: scale of all rows.
@@ -171,7 +171,7 @@ def float8_matrix(
 
 
 def spread(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] | None) -> tuple[Tensor, int]:
-    """Return scales of groups, and the inputs of a group, from those of a tensor, outputs, groups or blocks."""
+    """Return scales of groups and the group size, given scales per tensor, output, group or block."""
     num_outputs, num_inputs = shape
     if scale.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         scale = scale.float()

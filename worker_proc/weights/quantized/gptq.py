@@ -29,7 +29,7 @@ modules_in_block_to_quantize model_name_or_path model_file_base_name quantizer m
 disable_exllama use_cuda_fp16 max_input_length backend pack_dtype version lm_head desc_act mse act_group_aware
 is_marlin_format inner_batch_size
 """
-"""How the weights were found, or what their tensors say themselves; symmetric ones have equal zero points."""
+"""Settings of the quantizer, or settings that the tensors repeat; symmetric weights have equal zero points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
-        """Return those of a section of config.json.
+        """Return the settings in a section of config.json.
 
         Raises:
-            ConfigError: one of them is missing or not supported.
+            ConfigError: a setting is missing or not supported.
         """
         bits, group_size = required(config, "bits", int), required(config, "group_size", int)
         where = "in 'quantization_config' is"
@@ -89,7 +89,7 @@ class Gptq:
         return first_match(self._dynamic, layer, _matches, self._settings)
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         settings = self._settings_of(layer)
         if settings is None or (layer == HEAD and not self._quantizes_head):
             return None

@@ -1,4 +1,4 @@
-"""Which layers a checkpoint has quantized, and with which settings: what all formats say of single layers.
+"""Which layers of a checkpoint are quantized, and with which settings: the per-layer rules of all formats.
 
 format               left out                                  settings of its own, the first that matches
 GPTQ                 keys of `dynamic` that begin with "-:"    `dynamic`, by expressions from the beginning of the name
@@ -32,7 +32,7 @@ def expression(pattern: str) -> re.Pattern[str]:
     """Return a regular expression of the configuration.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a regular expression.
     """
     try:
         return re.compile(pattern)
@@ -74,7 +74,7 @@ def is_target(layer: str, target: Any) -> bool:
     """Return whether a name or, after "re:", an expression of compressed-tensors means a layer.
 
     Raises:
-        ConfigError: it is no text, or not a regular expression.
+        ConfigError: the target is not a string, or not a regular expression.
     """
     if not isinstance(target, str):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a quantized layer takes in memory, by the configuration alone; and made-up weights of that layout."""
+"""The memory layout of a quantized layer, given only the configuration; and dummy weights of that layout."""
 
 import math
 import zlib
@@ -51,7 +51,7 @@ class DummyMatrix:
     shape: tuple[int, int]
     layout: Layout
     key: str
-    """The same key gives the same numbers."""
+    """Seed of the numbers: the same key gives the same numbers."""
 
     def dequantized(self) -> Tensor:
         """Return the float32 values, with a deviation of about 1 / sqrt(inputs)."""
@@ -95,7 +95,7 @@ def quantize_dummy(weights: Iterable[LinearWeight], layout_of: Callable[[str], L
     Args:
         weights: weights of the linear layers that are here.
         layout_of: returns the layout of a layer, given its name in checkpoints; `None` if it is not quantized.
-        key: the same one gives the same numbers.
+        key: seed of the numbers; the same key gives the same numbers.
     """
     for weight in weights:
         if not weight.is_quantizable or (weight.is_head and HEAD not in weight.parts):

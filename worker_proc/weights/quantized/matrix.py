@@ -17,7 +17,7 @@ class StoredMatrix:
     """See `octavo.worker_proc.models.linear_weight.QuantizedMatrix`."""
 
     name: str
-    """Of the layer, for error messages."""
+    """Name of the layer, for error messages."""
     whole: tuple[int, int]
     """Outputs and inputs in the checkpoint."""
     decode: Callable[[], QuantizedWeight]
@@ -87,14 +87,14 @@ class StoredStack:
     """
 
     name: str
-    """Of the tensor, for error messages."""
+    """Name of the tensor, for error messages."""
     num_experts: int
     expert: tuple[int, int]
     """Outputs and inputs of each matrix."""
     cut: Callable[[int, int], list[StoredMatrix]]
     """Returns the matrix of an expert in so many parts of equally many outputs."""
     is_turned: bool = False
-    """The tensor holds the matrices transposed; those of `cut` are not."""
+    """Whether the tensor holds the matrices transposed; those of `cut` are not."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -139,7 +139,7 @@ def require(tensors: Mapping[str, Tensor], layer: str, part: str) -> Tensor:
     """Return a tensor of a layer.
 
     Raises:
-        ConfigError: it is missing.
+        ConfigError: the tensor is missing.
     """
     if part not in tensors:
         raise ConfigError(

@@ -44,14 +44,14 @@ _LAYOUTS = {
     "NVFP4": Layout(4, _GROUP, "e2m1"),
     "W4A16_NVFP4": Layout(4, _GROUP, "e2m1"),
 }
-"""What is read. The names may be in lower case."""
+"""Supported algorithms. Their names may be in lower case."""
 _MIXED = "MIXED_PRECISION"
 _STACK_SCALE = "_weight_scale"
 _OWN_TENSORS = "use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)"
 _STACK_PARTS = {"": "weight"} | {
     f"_{part}": part for part in ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 }
-"""By what follows the name of a stack."""
+"""Parts of a stack, by the suffix of the stack's name."""
 
 
 class ModelOpt:
@@ -84,7 +84,7 @@ class ModelOpt:
         config.reject_unread("modelopt", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, self._skipped):
             return None
         algo = self._algo_of.get(layer) if self._algo == _MIXED else self._algo
@@ -199,7 +199,7 @@ def _checked(algo: str, *, mixed: bool) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
-        ConfigError: it is not supported.
+        ConfigError: the algorithm is not supported.
     """
     known = [*_LAYOUTS, _MIXED] if mixed else [*_LAYOUTS]
     if algo.upper() not in known:

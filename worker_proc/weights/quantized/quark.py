@@ -33,7 +33,7 @@ _UNUSED = """
 enable_buffer_reuse is_scale_quant max_input_numel mx_element_dtype observer_cls round_method
 scale_calculation_mode scale_type zero_point_type
 """
-"""How scales were found, and what tensors say."""
+"""Settings of the quantizer, and settings that the tensors repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Quark:
         return first_match(self._of_layers, layer, lambda pattern, name: fnmatch(name, pattern), self._of_all)
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, self._skipped) or (scheme := self._scheme_of(layer)) is None:
             return None
         if scheme.dtype == "int8":

@@ -1,4 +1,4 @@
-"""torchao as transformers saves it to safetensors: the tensors of a subclass, whose type is in the file's metadata.
+"""torchao as transformers saves it to safetensors: tensors of a subclass, whose type is in the file's metadata.
 
 _weight_qdata       int8 (outputs, inputs) (Int8Tensor, IntxUnpackedToInt8Tensor), or float8_e4m3fn (Float8Tensor)
 _weight_scale       of outputs, groups or the tensor
@@ -51,7 +51,7 @@ class TorchAo:
         self._metadata = metadata
 
     def layout(self, layer: str) -> Layout | None:
-        """Return what a layer takes in memory."""
+        """Return the memory layout of a layer."""
         if is_listed(layer, [HEAD, *self._skipped]):
             return None
         rows: RowType | None = "int8_token" if "DynamicActivation" in self._type else None

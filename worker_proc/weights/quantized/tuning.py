@@ -1,4 +1,4 @@
-"""What AutoRound notes in config.json about how it found the weights, in each format that it writes."""
+"""AutoRound's notes in config.json about how it found the weights, in each format that it writes."""
 
 AUTO_ROUND = (
     *("autoround_version", "amp", "batch_size", "enable_minmax_tuning", "enable_norm_bias_tuning", "supported_types"),
