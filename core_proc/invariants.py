@@ -165,7 +165,7 @@ def _check_batch(scheduler: Scheduler) -> None:
     """The incrementally updated totals of the batch equal totals computed from scratch."""
     batch = scheduler.batch
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
-    decoding = [request for request in goes_on if request.lacks_a_decode]
+    decoding = [request for request in goes_on if request.is_ready_to_decode]
     awaits_tokens = scheduler.config.pipeline_parallel_size > 1
     extensible = [
         request for request in decoding if not ((awaits_tokens or request.awaits_token) and request.num_pending_tokens)
@@ -175,7 +175,7 @@ def _check_batch(scheduler: Scheduler) -> None:
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
     num_to_resume = sum(request.awaits_token for request in scheduler.running)
     _require(batch.num_to_resume == num_to_resume, "the requests that await a token are miscounted")
-    prefilling = [request for request in goes_on if not request.lacks_a_decode]
+    prefilling = [request for request in goes_on if not request.is_ready_to_decode]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
     num_reserved = sum(_num_missing(scheduler, request) for request in goes_on)
     _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")
@@ -269,7 +269,7 @@ def _check_hashes(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         parent = ROOT_HASH
         num_computed = request.num_computed_tokens
-        if (states := scheduler.cache.states) is not None and (before := states.before_drafts(request)) is not None:
+        if (states := scheduler.cache.states) is not None and (before := states.pre_draft_state(request)) is not None:
             num_computed = max(num_computed, before.num_stored)
         num_known = min(num_computed, len(request.token_ids))
         for index in range(request.num_blocks):

@@ -236,7 +236,7 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
-    def lacks_a_decode(self) -> bool:
+    def is_ready_to_decode(self) -> bool:
         """Whether exactly one token is left to compute and it needs nothing from the encoder."""
         return self.num_tokens - self.num_computed_tokens == 1 and self.num_computed_tokens >= self.first_decode
 

@@ -13,7 +13,7 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     num_waiting: int = 0
     waiting_reason: str = ""
     """Why the head of the queue waits: "", "max_num_seqs", "states", "blocks", "budget", "adapter",
-    "in_flight", "trial", "workers"."""
+    "encoder_cache", "in_flight", "isolation", "workers"."""
     num_blocks: int = 0
     num_free_blocks: int = 0
     prefix_cache_queries: int = 0

@@ -10,7 +10,7 @@ from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
 
 
-class GivenContents(NamedTuple):
+class OfferedContents(NamedTuple):
     """The cached contents of a prompt that an engine gives to another one."""
 
     num_tokens: int
@@ -21,7 +21,7 @@ class GivenContents(NamedTuple):
     """Slot of the recurrent state after these tokens, with its key. Empty if the model has no states."""
 
 
-class TakenContents(NamedTuple):
+class ReceivedContents(NamedTuple):
     """Contents of another engine for which there is room: their index in the list of keys, and the block or slot to
     fill."""
 
@@ -30,7 +30,7 @@ class TakenContents(NamedTuple):
     """Indices among the state keys, and the slots to fill."""
 
 
-def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
+def contents_to_offer(cache: PrefixCache, request: Request) -> OfferedContents:
     """Return the blocks and the state from which an equal prompt can continue, starting with the first block.
 
     Some of them may be free: workers must read them before the next plan overwrites them.
@@ -40,7 +40,7 @@ def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
     if cache.states is not None:
         end = cache.states.last_on_device(request, end)
         states = [(cache.states.key(request, end), cache.states.checkpoint(request, end))] if end else []
-    nothing = GivenContents(0, [], [])
+    nothing = OfferedContents(0, [], [])
     if any(tier.has_copies for tier in cache.host_tiers) or (cache.states is not None and not states):
         return nothing
     found: list[tuple[bytes, BlockId]] = []
@@ -50,7 +50,7 @@ def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
                 return nothing
             break
         found += [(key, block_id) for _, key in keys if (block_id := cache.pool.find(key)) is not None]
-    return GivenContents(end * cache.block_size, found, states)
+    return OfferedContents(end * cache.block_size, found, states)
 
 
 def num_block_keys(cache: PrefixCache, keys: Sequence[bytes]) -> int:
@@ -59,7 +59,7 @@ def num_block_keys(cache: PrefixCache, keys: Sequence[bytes]) -> int:
     return len(keys) if states is None else sum([not states.is_key(key) for key in keys])
 
 
-def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> TakenContents:
+def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> ReceivedContents:
     """Make room for contents from another engine, as far as a request needs them and blocks are free.
 
     They can be found in the cache from now on, in free blocks and slots. So workers must have received the contents
@@ -71,7 +71,7 @@ def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> 
         keys: pool keys of the contents: first those of blocks, then those of states.
     """
     end = (request.num_prompt_tokens - 1) // cache.block_size
-    states = TakenContents([], [])
+    states = ReceivedContents([], [])
     if any(tier.has_copies for tier in cache.host_tiers):
         return states
     first_state = num_block_keys(cache, keys)
@@ -80,7 +80,7 @@ def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> 
         end = _end_of_state(cache.states, request, end, keys[first_state:])
         if end and (slot := cache.states.take(request, end)) is not None:
             states.states.append((keys.index(cache.states.key(request, end)) - first_state, slot))
-    return TakenContents(_take_blocks(cache, request, keys[:first_state], end), states.states)
+    return ReceivedContents(_take_blocks(cache, request, keys[:first_state], end), states.states)
 
 
 def _num_available(cache: PrefixCache, request: Request, keys: Sequence[bytes], end: int) -> int:

@@ -64,8 +64,8 @@ class BlockLoads:
         self._files = files
         self._host_states = host_states
         self.in_flight: dict[int, BlockLoad] = {}
-        self._landed: dict[Request, list[BlockId]] = {}
-        self._landed_states: dict[Request, BlockId] = {}
+        self._loaded: dict[Request, list[BlockId]] = {}
+        self._loaded_states: dict[Request, BlockId] = {}
         """Host slots of loaded states, by request."""
         self._num_arrived: dict[Request, int] = {}
         self._begun: list[BlockLoad] = []
@@ -84,7 +84,7 @@ class BlockLoads:
     def references(self) -> list[tuple[Request, list[BlockId]]]:
         """Return the blocks referenced by loads in flight and by finished loads, with their requests."""
         loading = [(load.request, [*load.held, *load.block_ids]) for load in self.in_flight.values()]
-        return [*loading, *self._landed.items()]
+        return [*loading, *self._loaded.items()]
 
     def pins(self, tier: HostTier) -> list[BlockId]:
         """Return the host blocks of a tier that are pinned by loads in flight and by loaded states."""
@@ -94,7 +94,7 @@ class BlockLoads:
         if tier is not self._host_states:
             return []
         loading = [load.state_place for load in loads if load.state_place is not None]
-        return [*loading, *self._landed_states.values()]
+        return [*loading, *self._loaded_states.values()]
 
     def begin(
         self,
@@ -178,11 +178,11 @@ class BlockLoads:
         state_place = self._finish_state(load, is_whole=is_whole)
         if load.request.state is RequestState.SWAPPED and is_whole:
             num_arrived = self.num_arrived(load.request) + len({load.places[place][0] for place in arrived})
-            landed = [*load.held, *map(self._hold, load.keys)]
+            loaded = [*load.held, *map(self._hold, load.keys)]
             self.release(load.request)  # an earlier load: more was found for the request before it started
-            self._landed[load.request], self._num_arrived[load.request] = landed, num_arrived
+            self._loaded[load.request], self._num_arrived[load.request] = loaded, num_arrived
             if state_place is not None:
-                self._landed_states[load.request] = state_place
+                self._loaded_states[load.request] = state_place
         else:  # a request cannot continue past a missing block, so the blocks must not stay pinned
             self._pool.release(load.held)
             self._unpin_state(state_place)
@@ -214,24 +214,24 @@ class BlockLoads:
 
     def release(self, request: Request) -> None:
         """Release the blocks loaded for a request. It has its own references to them, or does not need them."""
-        self._pool.release(self._landed.pop(request, ()))
+        self._pool.release(self._loaded.pop(request, ()))
         self._num_arrived.pop(request, None)
-        self._unpin_state(self._landed_states.pop(request, None))
+        self._unpin_state(self._loaded_states.pop(request, None))
 
     def num_arrived(self, request: Request) -> int:
         """Return how many blocks per group were loaded for a request and are held for it."""
         return self._num_arrived.get(request, 0)
 
-    def release_landed(self, *, besides: Request | None = None) -> bool:
+    def release_loaded(self, *, except_for: Request | None = None) -> bool:
         """Release the blocks loaded for any other request. Return whether there were any."""
-        requests = [request for request in self._landed if request is not besides]
+        requests = [request for request in self._loaded if request is not except_for]
         for request in requests:
             self.release(request)
         return bool(requests)
 
     def invalidate(self) -> None:
         """Keep all loads in flight out of the cache: the weights have changed."""
-        self.release_landed()
+        self.release_loaded()
         for load in self.in_flight.values():
             load.is_stale = True
 

@@ -300,14 +300,14 @@ class PrefixCache:
         Called between two plans.
         """
         if self.states is not None:
-            self.states.settle()
+            self.states.end_plan()
         for request in self._advanced:
             self._free_passed_blocks(request)
         self._advanced.clear()
 
     def _free_passed_blocks(self, request: Request) -> None:
         position = request.num_computed_tokens - request.num_uncertain_tokens
-        if self.states is not None and (before := self.states.before_drafts(request)) is not None:
+        if self.states is not None and (before := self.states.pre_draft_state(request)) is not None:
             position = before.num_tokens
         for group in self.groups.windowed:
             start = request.first_blocks[group.index]

@@ -19,7 +19,7 @@ from octavo.protocol.steps import StateMove
 
 
 @dataclass(frozen=True, slots=True)
-class BeforeDrafts:
+class PreDraftState:
     """The state that a request restarts from if a draft is rejected."""
 
     slot: BlockId
@@ -93,7 +93,7 @@ class StateSlots:
         """Hashes of the blocks before checkpoints that this plan computes."""
         self._invalid: set[Request] = set()
         """Requests whose states may contain NaN."""
-        self._before_drafts: dict[Request, BeforeDrafts] = {}
+        self._pre_draft_states: dict[Request, PreDraftState] = {}
         """States before drafts, for requests whose drafts are being verified or were rejected."""
 
     def add_observer(self, observer: StateObserver) -> None:
@@ -106,7 +106,7 @@ class StateSlots:
         self._observers.remove(observer)
         self.pool.observers.remove(observer)
 
-    def settle(self) -> None:
+    def end_plan(self) -> None:
         """Make the checkpoints of the previous plan available, and free the slots that it has read. Called between
         plans."""
         for request, index in self._written.items():
@@ -219,53 +219,53 @@ class StateSlots:
             most = min(most, self.group.next_kept(position, request.num_prompt_tokens) - position)
         return most
 
-    def keep(self, request: Request) -> None:
+    def keep_pre_draft_state(self, request: Request) -> None:
         """Keep the state of a request before this plan, which computes drafts, until the drafts are verified.
 
         Raises:
             OutOfBlocks: more requests run than the pool has slots for.
         """
         num_tokens = request.num_computed_tokens
-        if (before := self._before_drafts.get(request)) is not None:  # this plan recomputes the accepted tokens
-            self._before_drafts[request] = replace(before, num_stored=num_tokens)
+        if (before := self._pre_draft_states.get(request)) is not None:  # this plan recomputes the accepted tokens
+            self._pre_draft_states[request] = replace(before, num_stored=num_tokens)
             return
         slots = request.block_ids[self.group.index]
         if (passed := self._passed.pop(request, None)) is not None:  # this plan continues in another slot anyway
             slot, slots[passed] = slots[passed], NULL_BLOCK
         else:
             slot, slots[-1] = slots[-1], self.pool.allocate()
-        self._before_drafts[request] = BeforeDrafts(slot, num_tokens - 1, num_tokens)
+        self._pre_draft_states[request] = PreDraftState(slot, num_tokens - 1, num_tokens)
 
-    def end_drafts(self, request: Request, *, are_right: bool) -> None:
+    def end_verification(self, request: Request, *, all_accepted: bool) -> None:
         """Note whether all drafts of a request were accepted. If not, it restarts from the state before them."""
-        if are_right and (before := self._before_drafts.pop(request, None)) is not None:
+        if all_accepted and (before := self._pre_draft_states.pop(request, None)) is not None:
             self.pool.release([before.slot])
 
-    def goes_back(self, request: Request) -> bool:
+    def has_pre_draft_state(self, request: Request) -> bool:
         """Return whether the state before a request's latest drafts is kept: they are being verified, or one was
         rejected."""
-        return request in self._before_drafts
+        return request in self._pre_draft_states
 
-    def before_drafts(self, request: Request) -> BeforeDrafts | None:
+    def pre_draft_state(self, request: Request) -> PreDraftState | None:
         """Return the state from which a request restarts if a draft is rejected. Return None if it has no drafts."""
-        return self._before_drafts.get(request)
+        return self._pre_draft_states.get(request)
 
     def take_moves(self, requests: Iterable[Request]) -> list[StateMove]:
         """Return the state moves of a plan that computes tokens of these requests. The plan must need no more slots."""
         moves: list[StateMove] = []
-        for request in requests if self._before_drafts else ():
-            if (before := self._before_drafts.get(request)) is None:
+        for request in requests if self._pre_draft_states else ():
+            if (before := self._pre_draft_states.get(request)) is None:
                 continue
             assert request.slot is not None, "a request that is computed has a slot"
             moves.append((request.slot, before.slot, request.block_ids[self.group.index][-1]))
             if not request.num_uncertain_tokens:
-                self.pool.release([self._before_drafts.pop(request).slot])
+                self.pool.release([self._pre_draft_states.pop(request).slot])
         return moves
 
     def held(self, request: Request) -> list[BlockId]:
         """Return the slots of a running request."""
         slots = [slot for slot in request.block_ids[self.group.index] if slot != NULL_BLOCK]
-        return [*slots, self._before_drafts[request].slot] if request in self._before_drafts else slots
+        return [*slots, self._pre_draft_states[request].slot] if request in self._pre_draft_states else slots
 
     def on_computed(self, request: Request) -> None:
         """Note that the plan computes tokens of a request up to `num_computed_tokens`."""
@@ -369,7 +369,7 @@ class StateSlots:
             self._cache(request, last)
         if (passed := self._passed.pop(request, None)) is not None:
             self._drop(request, passed)
-        if (before := self._before_drafts.pop(request, None)) is not None:
+        if (before := self._pre_draft_states.pop(request, None)) is not None:
             self.pool.release([before.slot])
         if slots:
             self._drop(request, last)

@@ -125,9 +125,9 @@ class Acceptance:
             num_wrong = scheduled.num_samples - count
             is_short = request.state is RequestState.RUNNING and num_wrong > 0
             states = self._cache.states
-            if states is not None and scheduled.num_samples > 1 and states.goes_back(request):
+            if states is not None and scheduled.num_samples > 1 and states.has_pre_draft_state(request):
                 # A recurrent state cannot be truncated: accepted tokens are recomputed from the state before the step.
-                states.end_drafts(request, are_right=not num_wrong)
+                states.end_verification(request, all_accepted=not num_wrong)
                 num_wrong = scheduled.num_tokens
             if is_short:
                 self._batch.withdraw(request)

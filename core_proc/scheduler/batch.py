@@ -41,7 +41,7 @@ class RunningBatch:
         self._awaits_tokens = awaits_tokens
         self.num_to_resume = 0
         """Number of requests with `awaits_token`, decoding or not. perf: `resume` loops only if there are any."""
-        self._num_lacking = 0
+        self._num_needing_block = 0
         """Number of decoding requests whose next token needs a new block in each group."""
         self._cache = cache
 
@@ -109,7 +109,7 @@ class RunningBatch:
         preempt each other.
         """
         num_missing = self._cache.num_missing_blocks
-        num_decoding = self._num_lacking * self._cache.num_groups
+        num_decoding = self._num_needing_block * self._cache.num_groups
         return num_decoding + sum([num_missing(request, request.num_tokens) for request in self.prefilling])
 
     def victim(self) -> Request | None:
@@ -184,7 +184,7 @@ class RunningBatch:
     def may_speculate_for(self, request: Request) -> bool:
         """Return whether drafts may follow the tokens that the next step computes for a running request."""
         states = self._cache.states
-        return request.is_decoding or (states is not None and states.goes_back(request))
+        return request.is_decoding or (states is not None and states.has_pre_draft_state(request))
 
     def add_drafts(self, request: Request, num_draft_tokens: int) -> int:
         """Extend a request by drafts, as far as spare blocks allow. This step computes all of its known tokens.
@@ -198,9 +198,7 @@ class RunningBatch:
             num_draft_tokens = min(num_draft_tokens, states.max_draft_tokens(request, end))
         if num_draft_tokens > request.num_blocks * size - end:
             num_spare = self._cache.pool.num_free - self.num_reserved_blocks
-            num_spare += (
-                self.lacks_block(request) * self._cache.num_groups
-            )  # the blocks that are reserved for this request
+            num_spare += self.needs_new_block(request) * self._cache.num_groups  # reserved for this request
             if self._cache.num_missing_blocks(request, end + num_draft_tokens) > num_spare:
                 num_draft_tokens = request.num_blocks * size - end
         if num_draft_tokens <= 0:
@@ -208,7 +206,7 @@ class RunningBatch:
         self._leave(request)
         self._cache.extend(request, end + num_draft_tokens)
         if states is not None:
-            states.keep(request)
+            states.keep_pre_draft_state(request)
         self.grown[request] = None
         request.num_computed_tokens += num_draft_tokens
         request.num_pending_tokens += num_draft_tokens
@@ -223,14 +221,14 @@ class RunningBatch:
 
     def _check(self, request: Request, end: int) -> None:
         """Allocate and hash the blocks that are due when a decoding request grows to `end` tokens."""
-        self._num_lacking -= self.lacks_block(request)
+        self._num_needing_block -= self.needs_new_block(request)
         self._cache.extend(request, end)
         request.num_computed_tokens = end
         self._cache.cache_full_blocks(request)
-        self._num_lacking += self.lacks_block(request)
+        self._num_needing_block += self.needs_new_block(request)
         self._set_next_check(request)
 
-    def lacks_block(self, request: Request) -> bool:
+    def needs_new_block(self, request: Request) -> bool:
         """Return whether a request decodes and its next token needs a new block in each group."""
         return request.is_decoding and request.num_computed_tokens == request.num_blocks * self._cache.block_size
 
@@ -244,7 +242,7 @@ class RunningBatch:
         """Put a request into the list that matches its number of uncomputed tokens."""
         if request.num_tokens >= request.max_num_tokens:
             return
-        if not request.lacks_a_decode:
+        if not request.is_ready_to_decode:
             self.prefilling.add(request)
             return
         request.is_decoding = True
@@ -252,12 +250,12 @@ class RunningBatch:
             self._num_awaiting += 1
         else:
             self._insert(request)
-        self._num_lacking += self.lacks_block(request)
+        self._num_needing_block += self.needs_new_block(request)
         self._set_next_check(request)
 
     def _leave(self, request: Request) -> None:
         if request.is_decoding:
-            self._num_lacking -= self.lacks_block(request)
+            self._num_needing_block -= self.needs_new_block(request)
             request.is_decoding = False
             if (index := self._place(request)) is None:
                 self._num_awaiting -= 1

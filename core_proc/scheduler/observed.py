@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from octavo.core_proc.cache.exchange import TakenContents
+from octavo.core_proc.cache.exchange import ReceivedContents
 from octavo.core_proc.log_entries import (
     Aborted,
     BlocksTaken,
@@ -88,7 +88,7 @@ class ObservedScheduler(Scheduler):
         self._show(CacheReset())
         return done
 
-    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> TakenContents:
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> ReceivedContents:
         """Make room for contents from elsewhere."""
         taken = super().take_blocks(client, submit, keys)
         self._show(BlocksTaken(client, submit, keys))

@@ -69,7 +69,7 @@ class StepPlanner:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
-        is_ahead = bool(self.in_flight) and not self._turns.are_taken
+        is_ahead = bool(self.in_flight) and not self._turns.is_pipelined
         if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
             return False
         if self.in_flight and (self.in_flight[-1].num_steps > 1 or self._num_decode_steps() > 1):
@@ -102,8 +102,8 @@ class StepPlanner:
         )
         self._admitter.admit(builder, prompts)
         self._prefill.run(builder, prompts)
-        if self._speculation is not None and (gone_back := self._gone_back(builder)):
-            self._add_draft_tokens(builder, self._speculation.take(gone_back))
+        if self._speculation is not None and (replaying := self._replaying(builder)):
+            self._add_draft_tokens(builder, self._speculation.take(replaying))
         if is_deferred and builder.is_empty:
             self._decode(builder, num_decoding)
         return self._finish(builder, leaves_decodes=len(builder.decodes) < num_decoding)
@@ -128,7 +128,7 @@ class StepPlanner:
         if not record.encodes and self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
             cost = self._step_target.cost
             self._cache.copy_cost.observe_step(cost.token_s, cost.key_s)
-        if self._turns.are_taken:
+        if self._turns.is_pipelined:
             self._sampled += record.sampled(result)
         return record
 
@@ -144,7 +144,7 @@ class StepPlanner:
 
     def _max_prompt_tokens(self, num_tokens_left: int) -> int:
         """Return how many prompt tokens the next step may compute."""
-        if not self._turns.are_taken:
+        if not self._turns.is_pipelined:
             return num_tokens_left
         num_uncomputed = sum([request.num_uncomputed_tokens for request in self._batch.prefilling])
         num_uncomputed += self._table.waiting.num_prompt_tokens
@@ -154,7 +154,7 @@ class StepPlanner:
         """Preempt requests until the free blocks suffice for the tokens of the remaining ones."""
         self._cache.free_passed_blocks()
         while victim := self._batch.victim():
-            if self._cache.loads.release_landed():
+            if self._cache.loads.release_loaded():
                 continue
             self._table.preempt(victim)
             self._counters.num_preemptions += 1
@@ -167,7 +167,7 @@ class StepPlanner:
         head = self._admitter.candidate().request
         states = self._cache.states
         # A request that replays from the state before rejected drafts is decoding: it has no prompt to complete.
-        candidates = [one for one in self._batch.prefilling if states is None or not states.goes_back(one)]
+        candidates = [one for one in self._batch.prefilling if states is None or not states.has_pre_draft_state(one)]
         candidates += [head] if head else []
         completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
         # With a step target, a long prompt fills its steps up to the target. Decodes would be delayed by two such
@@ -194,28 +194,28 @@ class StepPlanner:
         builder.num_decode_tokens = len(builder.decodes) * num_steps
         builder.num_tokens_left -= builder.num_decode_tokens
         for request in checked:
-            builder.num_next_blocks += self._batch.lacks_block(request) * self._cache.num_groups
+            builder.num_next_blocks += self._batch.needs_new_block(request) * self._cache.num_groups
             if request.num_computed_tokens - num_steps < request.num_prompt_tokens:
                 builder.num_decode_tokens -= 1
                 self._counters.prompt_tokens += request.is_first_run
         if self._speculation is not None:
             self._add_draft_tokens(builder, self._speculation.take(builder.decodes))
 
-    def _gone_back(self, builder: StepBuilder) -> list[Request]:
+    def _replaying(self, builder: StepBuilder) -> list[Request]:
         """Return the requests that this step recomputes completely from the state before rejected drafts."""
         if (states := self._cache.states) is None:
             return []
-        return [one for one in builder.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
+        return [one for one in builder.prefills if states.has_pre_draft_state(one) and not one.num_uncomputed_tokens]
 
     def _add_draft_tokens(self, builder: StepBuilder, draft_tokens: Mapping[Request, IdArray]) -> None:
         """Extend requests by drafts, as far as the budget and the free blocks allow."""
         places = {request: place for place, request in enumerate(builder.decodes)} if draft_tokens else {}
         for request, token_ids in draft_tokens.items():
-            num_lacking = self._batch.lacks_block(request)
+            num_needed = self._batch.needs_new_block(request)
             num_draft_tokens = self._batch.add_drafts(request, min(len(token_ids), builder.num_tokens_left))
             if num_draft_tokens:
                 builder.add_drafts(request, places.get(request), token_ids[:num_draft_tokens])
-                builder.num_next_blocks += (self._batch.lacks_block(request) - num_lacking) * self._cache.num_groups
+                builder.num_next_blocks += (self._batch.needs_new_block(request) - num_needed) * self._cache.num_groups
 
     def _finish(self, builder: StepBuilder, *, leaves_decodes: bool) -> StepPlan | None:
         prefilling = list(self._batch.prefilling)
@@ -226,7 +226,7 @@ class StepPlanner:
             # There is no plan to carry the copies that must precede the load.
             load.copies_out, load.copies_in = self._cache.take_copies()
         for request in prefilling:
-            if request.lacks_a_decode:
+            if request.is_ready_to_decode:
                 self._batch.update(request)
         return plan
 

@@ -41,6 +41,6 @@ _OTHER_REASONS = {
     "adapter": "the slots of adapters are taken by those of running requests (--max-loras)",
     "encoder_cache": "running requests attend to all the audio that the workers have room for (--encoder-cache-tokens)",
     "in_flight": "its last step before a preemption is still in flight",
-    "trial": "requests that may have crashed the workers run in isolation first",
+    "isolation": "requests that may have crashed the workers run in isolation first",
     "workers": "the workers are restarting",
 }

@@ -6,7 +6,7 @@ order give the same plans.
 
 from collections.abc import Callable, Collection, Sequence
 
-from octavo.core_proc.cache.exchange import TakenContents, take_blocks
+from octavo.core_proc.cache.exchange import ReceivedContents, take_blocks
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.cache.pool import BlockPool
@@ -219,7 +219,7 @@ class Scheduler:
         """Drop all cached blocks. Return False and do nothing if any block is in use."""
         return self.cache.reset_contents()
 
-    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> TakenContents:
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> ReceivedContents:
         """Make room in the cache for the blocks of a request that come from another engine; see
         `exchange.take_blocks`."""
         return take_blocks(self.cache, Request(client, submit, 0, 0.0), keys)

@@ -32,7 +32,7 @@ class PipelineTurns:
         self._most_in_flight = full_step_tokens * num_stages or math.inf
 
     @property
-    def are_taken(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether there are several stages. If so, a request waits until its last token is known."""
         return self._num_stages > 1
 
@@ -43,7 +43,7 @@ class PipelineTurns:
             num_decoding: requests that decode, including those in steps in flight.
             num_in_flight: steps in flight. A step planned ahead would make the others smaller, but not faster.
         """
-        if self.are_taken and num_in_flight >= self._num_stages:
+        if self.is_pipelined and num_in_flight >= self._num_stages:
             return 0
         return -(-num_decoding // self._num_stages)
 
@@ -71,6 +71,6 @@ class PipelineTurns:
         """
         if len(in_flight) < self._num_stages or len(in_flight) >= depth:
             return len(in_flight) < min(self._num_stages, depth)
-        if self.are_taken and can_decode:
+        if self.is_pipelined and can_decode:
             return False
         return sum(record.num_tokens for record in in_flight) < self._most_in_flight

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from octavo.core_proc.cache.exchange import contents_to_give, num_block_keys
+from octavo.core_proc.cache.exchange import contents_to_offer, num_block_keys
 from octavo.core_proc.request import Request
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -206,7 +206,7 @@ class KVConnector:
         """Have the workers write the blocks of a request to files before any later plan. Return how to fetch them."""
         if request.is_mixed or self._server is None or not self._workers.is_ready:
             return None
-        num_tokens, blocks, states = contents_to_give(self._scheduler.cache, request)
+        num_tokens, blocks, states = contents_to_offer(self._scheduler.cache, request)
         num_bytes = len(blocks) * self._block_bytes + len(states) * self._state_bytes
         if not blocks and not states:
             return None

@@ -10,7 +10,7 @@ from core_fakes import CLIENT, FakeEngine, cache_plan, core_config
 from simulation.worker import SimulatedWorker
 from source_tree import ROOT
 
-from octavo.core_proc.cache.exchange import contents_to_give
+from octavo.core_proc.cache.exchange import contents_to_offer
 from octavo.core_proc.log_entries import CacheReset, Ended, Planned
 from octavo.core_proc.recorder import Recorder, read_recording, replay
 from octavo.core_proc.replay import main
@@ -69,7 +69,7 @@ def test_blocks_of_another_engine_are_in_a_recording(tmp_path: Path):
     giver.submit("a", [1] * 30, 40)
     giver.plan()
     (request,) = giver.scheduler.running
-    keys = [key for key, _ in contents_to_give(giver.scheduler.cache, request).blocks]
+    keys = [key for key, _ in contents_to_offer(giver.scheduler.cache, request).blocks]
     recorder = Recorder(tmp_path / "steps", config, cache_plan(config))
     scheduler = ObservedScheduler(config, cache_plan(config), itertools.count().__next__, [recorder])
     assert len(scheduler.take_blocks(CLIENT, prompt, keys).blocks) == 7

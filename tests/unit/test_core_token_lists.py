@@ -45,7 +45,7 @@ class Drafting(FakeEngine):
             self.scheduler.batch.withdraw(request)
             self.scheduler.cache.extend(request, request.num_computed_tokens + NUM_DRAFT_TOKENS)
             if (states := self.scheduler.cache.states) is not None:
-                states.keep(request)
+                states.keep_pre_draft_state(request)
             request.num_announced_blocks = request.num_blocks
             request.num_computed_tokens += NUM_DRAFT_TOKENS
             request.num_pending_tokens += NUM_DRAFT_TOKENS

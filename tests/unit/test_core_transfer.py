@@ -7,7 +7,7 @@ import pytest
 from core_fakes import CLIENT, FakeEngine, alone
 
 from octavo.core_proc import invariants
-from octavo.core_proc.cache.exchange import contents_to_give, num_block_keys
+from octavo.core_proc.cache.exchange import contents_to_offer, num_block_keys
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.stop import FinishCause
@@ -49,7 +49,7 @@ class Giver:
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
         worker = self._engine.worker
-        _, blocks, states = contents_to_give(self._engine.scheduler.cache, request)
+        _, blocks, states = contents_to_offer(self._engine.scheduler.cache, request)
         given = {key: worker._cache[SIZE * one : SIZE * (one + 1)] for key, one in blocks}
         given |= {key: [(worker._states or {})[slot]] for key, slot in states}
         self.given[request.request_id] = given

@@ -196,7 +196,7 @@ def test_the_last_row_of_a_prompt_is_no_decode() -> None:
         schedule = EncoderSchedule(50, 100)
         schedule.start(one)
         one.num_computed_tokens = 99
-        assert not one.lacks_a_decode
+        assert not one.is_ready_to_decode
         assert admit(schedule, one, 1) == 1
         one.num_pending_tokens = 1
-        assert one.lacks_a_decode
+        assert one.is_ready_to_decode

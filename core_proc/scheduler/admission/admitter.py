@@ -13,7 +13,7 @@ from octavo.protocol.stats import EngineStats
 MAX_COPIED_BYTES = 8 << 20
 """Most bytes that a step waits to be copied from host memory. Larger copies are loaded while other steps run."""
 
-QUARANTINED = "trial"
+QUARANTINED = "isolation"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
 
 
@@ -66,7 +66,7 @@ class Admitter:
             if table.waiting_reason:
                 # Loaded blocks of requests behind it must not hold it up.
                 num_free = cache.pool.num_free
-                if table.waiting_reason == "blocks" and self._release_landed(head):
+                if table.waiting_reason == "blocks" and self._release_loaded(head):
                     builder.num_spare_blocks += cache.pool.num_free - num_free
                     continue
                 return
@@ -82,12 +82,12 @@ class Admitter:
         if table.waiting:
             table.waiting_reason = candidate.reason or QUARANTINED
 
-    def _release_landed(self, head: Request) -> bool:
+    def _release_loaded(self, head: Request) -> bool:
         """Release loaded blocks that hold up the first waiting request. Return whether there were any."""
         loads = self._cache.loads
         # Its own too, if nobody else will free any: blocks before them may have been invalidated since they arrived.
         is_alone = self._batch.requests.first is None and not loads.in_flight
-        return loads.release_landed(besides=head) or (is_alone and loads.release_landed())
+        return loads.release_loaded(except_for=head) or (is_alone and loads.release_loaded())
 
     def _must_load(self, request: Request) -> bool:
         """Return whether the copies for a request would take too long for a step that also computes other requests."""
