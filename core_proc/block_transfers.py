@@ -8,7 +8,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
-from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone
+from octavo.core_proc.workers.commands import CombinedReply, MakeCommand, OnDone
 from octavo.protocol.worker_commands import LoadBlocks
 
 
@@ -45,11 +45,11 @@ class BlockTransfers:
         return cause
 
     def _begin(self, load: BlockLoad) -> None:
-        def finish(answer: Answer) -> None:
-            missing, missing_states = answer.missing, answer.missing_states
-            if answer.fault:
+        def finish(reply: CombinedReply) -> None:
+            missing, missing_states = reply.missing, reply.missing_states
+            if reply.fault:
                 missing, missing_states = set(load.block_ids), {place for _, place in load.states_from_files}
-            self._scheduler.finish_load(load.number, missing, answer.elapsed_s, missing_states)
+            self._scheduler.finish_load(load.number, missing, reply.elapsed_s, missing_states)
 
         self._workers.load_blocks(lambda sequence: load_command(sequence, load, self._folder), finish)
 

@@ -16,7 +16,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
-from octavo.core_proc.workers.commands import Answer
+from octavo.core_proc.workers.commands import CombinedReply
 from octavo.protocol.block_packs import MAX_CONTENTS
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import StartupError
@@ -177,14 +177,14 @@ class FileStore:
             return
         num_bytes = self._state_bytes if are_states else self._block_bytes
 
-        def finish(answer: Answer) -> None:
+        def finish(reply: CombinedReply) -> None:
             files.num_storing -= len(blocks)
-            written = [key for key in blocks if blocks[key] not in answer.missing]
+            written = [key for key in blocks if blocks[key] not in reply.missing]
             wanted = [key for key in written if key in self._storing]
             if len(wanted) < len(written):  # some blocks were discarded meanwhile
                 self._watch.delete([key for key in written if key not in self._storing])
             self._storing.difference_update(blocks)
-            if answer.fault:
+            if reply.fault:
                 self._watch.list_soon()
             elif wanted:
                 if self._finds:

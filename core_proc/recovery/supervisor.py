@@ -14,7 +14,7 @@ from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone, WorkerCommands
+from octavo.core_proc.workers.commands import CombinedReply, MakeCommand, OnDone, WorkerCommands
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError
@@ -171,7 +171,7 @@ class WorkerSupervisor:
             on_done: called now or later with an error message, "" for success.
         """
         self._command(
-            lambda sequence: Profile(sequence, directory), lambda answer: on_done(answer.fault), self._step_timeout_s
+            lambda sequence: Profile(sequence, directory), lambda reply: on_done(reply.fault), self._step_timeout_s
         )
 
     def command(self, make: MakeCommand, on_done: OnDone) -> None:
@@ -192,9 +192,9 @@ class WorkerSupervisor:
         """
         assert self._group is not None
 
-        def done(answer: Answer) -> None:
+        def done(reply: CombinedReply) -> None:
             del self._loads_due_s[number]
-            on_done(answer)
+            on_done(reply)
 
         number = self._num_loads = self._num_loads + 1
         self._loads_due_s[number] = self._clock() + self._step_timeout_s
@@ -202,13 +202,13 @@ class WorkerSupervisor:
 
     def _command(self, make: MakeCommand, on_done: OnDone, timeout_s: float) -> None:
         if self._group is None or not self.is_ready:
-            on_done(Answer("the workers are restarting; try again later", 1))
+            on_done(CombinedReply("the workers are restarting; try again later", 1))
             return
 
-        def done(answer: Answer) -> None:
+        def done(reply: CombinedReply) -> None:
             if not self._scheduler.num_in_flight:
                 self._due_s = None
-            on_done(answer)
+            on_done(reply)
 
         if self._due_s is None:
             self._due_s = self._clock() + timeout_s

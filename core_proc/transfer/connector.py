@@ -26,7 +26,7 @@ from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.core_proc.transfer.offers import Offer, Offers
 from octavo.core_proc.transfer.puller import Pulled, Puller
 from octavo.core_proc.transfer.server import TransferServer
-from octavo.core_proc.workers.commands import Answer, CommandExecutor
+from octavo.core_proc.workers.commands import CombinedReply, CommandExecutor
 from octavo.protocol.config.kv_transfer import ResolvedKVTransfer
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.ids import RequestId
@@ -190,7 +190,7 @@ class KVConnector:
         num_blocks = num_block_keys(self._scheduler.cache, pulled.keys)
         remove = self._puller.remove_files
 
-        def on_done(answer: Answer) -> None:
+        def on_done(reply: CombinedReply) -> None:
             remove(pulled.path)
 
         load = partial(LoadBlockFiles, path=pulled.path, rows=rows, state_rows=states, num_blocks=num_blocks)
@@ -236,10 +236,10 @@ class KVConnector:
             num_tokens=num_tokens,
         )
 
-    def _on_saved(self, offer: Offer, answer: Answer) -> None:
+    def _on_saved(self, offer: Offer, reply: CombinedReply) -> None:
         offer.is_written = True
-        if answer.fault:
-            logger.warning("blocks for another engine were not written: %s", answer.fault)
+        if reply.fault:
+            logger.warning("blocks for another engine were not written: %s", reply.fault)
             self._offers.drop(offer.transfer_id)
         if self._offers.find(offer.transfer_id) is None:
             self._offers.remove_files(offer.path)

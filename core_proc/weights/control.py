@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, assert_never
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.weights.state import WeightsState
-from octavo.core_proc.workers.commands import Answer, CommandExecutor, MakeCommand
+from octavo.core_proc.workers.commands import CombinedReply, CommandExecutor, MakeCommand
 from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
 from octavo.protocol.weights import (
     WAKE_TAGS,
@@ -46,7 +46,7 @@ Job: TypeAlias = Generator[Condition, None, UtilityResult]
 Reply: TypeAlias = Callable[[UtilityResult], None]
 
 
-class Host(Protocol):
+class WeightsHost(Protocol):
     """What `WeightsControl` needs from the service."""
 
     @property
@@ -91,7 +91,7 @@ class WeightsControl:
         self._scheduler = scheduler
         self._workers = workers
         self._state = state
-        self._host: Host | None = None
+        self._host: WeightsHost | None = None
         self._jobs: deque[_Running] = deque()
         self._restoring: _Running | None = None
         """The job that restores the state in replaced workers. No other job proceeds meanwhile."""
@@ -101,7 +101,7 @@ class WeightsControl:
         """The frontends that hold steps back."""
         scheduler.weight_version = state.record.version
 
-    def serve(self, host: Host) -> None:
+    def serve(self, host: WeightsHost) -> None:
         """Start: restore the state of the previous core."""
         self._host = host
         host.hold(is_open=self._state.record.pause in (None, "keep"))
@@ -189,9 +189,9 @@ class WeightsControl:
         has_transfers = bool(cache.loads.in_flight) or (cache.files is not None and cache.files.num_storing > 0)
         return self._workers.is_ready and not self._scheduler.num_in_flight and not has_transfers
 
-    def _command(self, make: MakeCommand) -> Generator[Condition, None, Answer]:
+    def _command(self, make: MakeCommand) -> Generator[Condition, None, CombinedReply]:
         """Send a command to all ranks and return their combined replies."""
-        answers: list[Answer] = []
+        answers: list[CombinedReply] = []
         self._workers.command(make, answers.append)
         yield lambda: bool(answers)
         return answers[0]
@@ -266,7 +266,7 @@ class WeightsControl:
             self._is_changing = False
         return self._state.status
 
-    def _broken(self, loaded: Answer) -> CallFailed:
+    def _broken(self, loaded: CombinedReply) -> CallFailed:
         """Handle an update that has failed midway."""
         if not self._workers.is_ready:
             version = self._state.record.version
@@ -329,7 +329,7 @@ class WeightsControl:
             yield from self._resume()
         return self._state.status
 
-    def _woken(self, tag: str) -> Generator[Condition, None, Answer]:
+    def _woken(self, tag: str) -> Generator[Condition, None, CombinedReply]:
         if tag == "weights":
             return (yield from self._command(RestoreWeights))
         plan = self._workers.cache_plan

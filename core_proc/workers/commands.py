@@ -22,7 +22,7 @@ MakeCommand: TypeAlias = Callable[[int], WorkerCommand]
 
 
 @dataclass(slots=True)
-class Answer:
+class CombinedReply:
     """The combined replies of all ranks to a command."""
 
     fault: str = ""
@@ -38,14 +38,14 @@ class Answer:
     """See `BlocksLoaded.elapsed_s`; that of the slowest rank."""
 
 
-OnDone: TypeAlias = Callable[[Answer], None]
+OnDone: TypeAlias = Callable[[CombinedReply], None]
 
 
 @dataclass(slots=True)
 class _Pending:
     num_missing: int
     on_done: OnDone
-    answer: Answer = field(default_factory=Answer)
+    combined: CombinedReply = field(default_factory=CombinedReply)
 
 
 class StepExecutor(Protocol):
@@ -141,7 +141,7 @@ class WorkerCommands:
             directory: directory of the profile.
             on_done: called from a later `take_result` or `cancel` with an error message, "" for success.
         """
-        self.command(lambda sequence: Profile(sequence, directory), lambda answer: on_done(answer.fault))
+        self.command(lambda sequence: Profile(sequence, directory), lambda combined: on_done(combined.fault))
 
     def command(self, make: MakeCommand, on_done: OnDone) -> None:
         """Send every rank a command that computes nothing.
@@ -163,7 +163,7 @@ class WorkerCommands:
         self._steps.clear()
         pending, self._pending = self._pending, {}
         for one in pending.values():
-            one.on_done(Answer(why, len(self._group.facts)))
+            one.on_done(CombinedReply(why, len(self._group.facts)))
 
     def _renumbered(self, result: StepResult) -> StepResult:
         """Return the result with the number of its step. On the wire it has the number of its command."""
@@ -177,16 +177,16 @@ class WorkerCommands:
         if pending is None:
             raise ProtocolError(f"worker {reply.rank} acknowledged a command that was not sent")
         pending.num_missing -= 1
-        answer = pending.answer
+        combined = pending.combined
         if isinstance(reply, BlocksLoaded):
-            answer.missing.update(reply.missing)
-            answer.missing_states.update(reply.missing_states)
-            answer.elapsed_s = max(answer.elapsed_s, reply.elapsed_s)
+            combined.missing.update(reply.missing)
+            combined.missing_states.update(reply.missing_states)
+            combined.elapsed_s = max(combined.elapsed_s, reply.elapsed_s)
         if isinstance(reply, Acknowledged):
             if reply.fault:
-                answer.num_faults += 1
-                answer.fault = answer.fault or f"worker {reply.rank}: {reply.fault}"
-            answer.digest = answer.digest or reply.digest
+                combined.num_faults += 1
+                combined.fault = combined.fault or f"worker {reply.rank}: {reply.fault}"
+            combined.digest = combined.digest or reply.digest
         if not pending.num_missing:
             del self._pending[reply.sequence]
-            pending.on_done(pending.answer)
+            pending.on_done(pending.combined)

@@ -19,7 +19,7 @@ from octavo.core_proc.scheduler.admission.admitter import MAX_COPIED_BYTES
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.hooks import StepHook
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone
+from octavo.core_proc.workers.commands import CombinedReply, MakeCommand, OnDone
 from octavo.protocol.config import (
     CacheGroupSpec,
     CachePlan,
@@ -204,7 +204,7 @@ class FakeEngine:
         """Finish the oldest load or store."""
         sequence, answer, on_done = self.loads.popleft()
         answer = answer or self.worker.finish_load(sequence)
-        on_done(Answer(missing=set(answer.missing), missing_states=set(answer.missing_states)))
+        on_done(CombinedReply(missing=set(answer.missing), missing_states=set(answer.missing_states)))
         invariants.check(self.scheduler)
 
     def _transfer(self) -> None:
@@ -214,7 +214,7 @@ class FakeEngine:
     def replace_worker(self) -> None:
         """Lose the worker with its steps in flight, and go on with a new one."""
         while self.loads:
-            self.loads.popleft()[-1](Answer("the worker is lost"))
+            self.loads.popleft()[-1](CombinedReply("the worker is lost"))
         self.scheduler.lose_workers()
         invariants.check_loss(self.scheduler)
         self._results.clear()

@@ -9,7 +9,7 @@ from core_fakes import CLIENT, FakeEngine
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
 from octavo.core_proc.weights.state import WeightsState
-from octavo.core_proc.workers.commands import Answer
+from octavo.core_proc.workers.commands import CombinedReply
 from octavo.protocol.events import CallFailed, Failed
 from octavo.protocol.weights import (
     HoldSteps,
@@ -42,7 +42,7 @@ class Workers:
     def __init__(self) -> None:
         self.is_ready = True
         self.sent: list[WorkerCommand] = []
-        self._on_done: list[Callable[[Answer], None]] = []
+        self._on_done: list[Callable[[CombinedReply], None]] = []
 
     @property
     def cache_plan(self):
@@ -55,7 +55,7 @@ class Workers:
         self._on_done.append(on_done)
 
     def answer(self, fault: str = "", digest: str = "new") -> None:
-        self._on_done.pop(0)(Answer(fault, bool(fault), digest))
+        self._on_done.pop(0)(CombinedReply(fault, bool(fault), digest))
 
 
 class Front:
