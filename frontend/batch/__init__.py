@@ -1,1 +1,1 @@
-"""Batches of requests in a file, in OpenAI's format: lines, results file, and the run."""
+"""Batch files in OpenAI's format: the lines of requests, the results file, and the execution of a batch."""

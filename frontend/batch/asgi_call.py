@@ -14,12 +14,12 @@ _IS_OF_BATCH = "octavo.is_of_batch"
 
 @dataclass(slots=True)
 class Response:
-    """A whole response."""
+    """A complete response."""
 
     status: int = HTTPStatus.INTERNAL_SERVER_ERROR
     body: bytes = b""
     error: Exception | None = None
-    """The exception that the application raised for the server's log."""
+    """Exception that the application raised for the server's log."""
 
 
 async def call(
@@ -42,14 +42,14 @@ async def call(
         _IS_OF_BATCH: True,
     }
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    del body  # the route may free it
+    del body  # the route may free the body
     response = Response()
     parts: list[bytes] = []
 
     async def receive() -> "Message":
         if requests:
             return requests.pop()
-        await asyncio.Event().wait()  # this client never leaves
+        await asyncio.Event().wait()  # this client never disconnects
         raise AssertionError
 
     async def send(message: "Message") -> None:

@@ -1,4 +1,4 @@
-"""`BatchRun`: one batch, from its validation to its files of answers and errors. Blocks only on threads."""
+"""`BatchRun`: one batch, from its validation to its output and error files. Blocking work runs on threads."""
 
 import asyncio
 import logging
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000
-"""Requests of one batch, as in OpenAI's API."""
+"""Maximum number of requests of one batch, as in OpenAI's API."""
 
 MAX_ERRORS = 100
-"""Invalid lines that a failed batch names."""
+"""Maximum number of invalid lines that a failed batch reports."""
 
 EXPIRED = Failure("batch_expired", "the batch expired before this request was answered: send it in a new batch")
 
 
 class BatchRun:
-    """The steps of one batch, for `BatchService`, which says when it is its turn and closes it.
+    """The steps of one batch. `BatchService` decides when they run, and closes it.
 
     Args:
-        directory: has the batch. This process holds its lock.
+        directory: contains the batch. This process holds its lock.
         batch_id: of the batch.
-        tasks: of the server; a drain ends the run, which a later one continues.
-        tenants: of the server; None: there are none.
+        tasks: of the server. Draining ends the run; a later run continues the batch.
+        tenants: of the server. `None` if it has none.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class BatchRun:
         self._saved: bytes = b""
         self._files = ExitStack()
         self._results: ResultsFile | None = None
-        """None: no line was answered by this process yet."""
+        """`None` as long as this process has answered no line."""
         self._lines: Iterator[BatchRequest | BadLine] | None = None
         self._pending: BatchRequest | BadLine | None = None
-        """A line that was read, and waits for the tenant's limits."""
+        """A line that was read and waits for the tenant's limits."""
         self.paused_until_s = 0.0
-        """When to go on, on the monotonic clock, after a limit of the tenant was reached."""
+        """Monotonic time at which to continue after a limit of the tenant was reached."""
 
     def close(self) -> None:
         """Close its files. Blocks until: the results are on disk."""
@@ -70,7 +70,7 @@ class BatchRun:
 
     @property
     def order(self) -> int:
-        """The place in the order of all batches."""
+        """Position in the order of all batches."""
         return self._stored.order
 
     @property
@@ -83,12 +83,12 @@ class BatchRun:
         return self._directory.cancelled_at(self._batch.id) is not None or self._batch.expires_at <= time.time()
 
     async def validate(self) -> bool:
-        """Check every line, once; return whether there is something to answer.
+        """Check every line, once; return whether there are lines to answer.
 
-        A batch with an invalid line fails as a whole, as in OpenAI's API.
+        A batch with an invalid line fails completely, as in OpenAI's API.
 
         Raises:
-            OSError: the input cannot be read, or the record not be written.
+            OSError: the input cannot be read, or the record cannot be written.
         """
         if self._batch.status in FINAL:
             return False
@@ -103,7 +103,7 @@ class BatchRun:
         return True
 
     async def answer(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Answer lines until all have a result, the server drains or a limit of the tenant is reached.
+        """Answer lines until all have a result, the server drains, or a limit of the tenant is reached.
 
         Raises:
             EngineDeadError: the engine died.
@@ -116,14 +116,14 @@ class BatchRun:
         await answer_lines(app, engine, self._next_line, self._write, limit, on_end=self._budget.end)
 
     async def save_progress(self) -> None:
-        """Write the record if it has changed."""
+        """Write the batch's record if it has changed."""
         data = msgspec.json.encode(self._stored)
         if data != self._saved:
             self._saved = data
             await asyncio.to_thread(self._directory.put_batch, self._stored)
 
     async def finish(self) -> None:
-        """Make the files of answers and errors.
+        """Write the output and error files.
 
         Raises:
             CommandError: the results cannot be read.
@@ -141,7 +141,7 @@ class BatchRun:
             self._count()
 
     async def _next_line(self) -> BatchRequest | BadLine | None:
-        """Return the next line without a result; None: there is none, or it must not start now."""
+        """Return the next line without a result. `None` if there is none, or if it must not start now."""
         if self._tasks.is_draining:
             return None
         line, self._pending = self._pending or await asyncio.to_thread(self._read_line), None
@@ -175,7 +175,7 @@ class BatchRun:
     def _errors(self) -> list[BatchError]:
         if not self._input.exists():
             return [BatchError(code="invalid_input_file", message="the input file is gone", param="input_file_id")]
-        if self._batch.in_progress_at is not None:  # an earlier process has checked it
+        if self._batch.in_progress_at is not None:  # an earlier process has validated it
             return []
         errors: list[BatchError] = []
         total = 0
@@ -202,7 +202,7 @@ class BatchRun:
         self._directory.clean_up(self._batch.id)
 
     def _finish(self) -> None:
-        """Make the files of answers and errors. Their ids depend on the batch, so doing it twice does no harm."""
+        """Write the output and error files. Their ids derive from the batch, so repeating this is harmless."""
         batch, now = self._batch, int(time.time())
         cancelled_at = self._directory.cancelled_at(batch.id)
         is_expired = cancelled_at is None and not self.is_complete
@@ -233,7 +233,7 @@ class BatchRun:
                     self._write(BatchResult(f"batch_req_{line.number}", line.custom_id, None, EXPIRED))
 
     def _make_file(self, results: Path, kind: str, *, has_error: bool) -> str | None:
-        """Copy the results with or without an error to a file of its own; None: there are none."""
+        """Copy the results with or without an error to a file of their own. `None` if there are none."""
         file_id = f"file-{self._batch.id.removeprefix('batch_')}{kind[0]}"
         path = self._directory.content_path(file_id)
         num_lines = 0

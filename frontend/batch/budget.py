@@ -1,4 +1,4 @@
-"""`LineBudget`: what a tenant's limits allow the requests of its batches."""
+"""`LineBudget`: applies a tenant's limits to the requests of its batches."""
 
 import logging
 from collections.abc import Awaitable
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABSENT_S = 60.0
-"""How long a batch waits whose tenant the file does not name any more."""
+"""Seconds that a batch waits whose tenant is missing in the tenants file."""
 
 
 class LineBudget:
     """The limits of the tenant of one batch.
 
     Args:
-        tenants: of the server; None: it has none, and nothing is limited.
-        name: of the tenant; None: the batch belongs to none, and nothing is limited.
+        tenants: of the server. `None`: nothing is limited.
+        name: of the tenant. `None`: the batch belongs to no tenant, and nothing is limited.
     """
 
     def __init__(self, tenants: Tenants | None, name: str | None) -> None:
         self._tenants = tenants
         self._name = name
         self._caller: Caller | None = None
-        """The tenant as of the latest request."""
+        """The tenant, as read for the latest request."""
 
     def max_in_flight(self, limit: int) -> int:
-        """Return the limit on concurrent requests: at most `limit`, and at most the tenant's."""
+        """Return the maximum number of concurrent requests: `limit`, or the tenant's limit if that is lower."""
         tenant = None if self._tenants is None or self._name is None else self._tenants.file.named(self._name)
         return limit if tenant is None else min(limit, tenant.max_concurrent_requests or limit)
 
     def begin(self) -> float:
-        """Count a request that starts; return in how many seconds to try again if it must not, else 0."""
+        """Count the start of a request and return 0; if it must not start yet, return the seconds to wait."""
         if self._tenants is None or self._name is None:
             return 0.0
         if (tenant := self._tenants.file.named(self._name)) is None:
@@ -48,12 +48,12 @@ class LineBudget:
         return 0.0
 
     def end(self) -> None:
-        """Count the end of a request that has started."""
+        """Count the end of a started request."""
         if self._caller is not None:
             self._caller.usage.end(self._caller.tenant)
 
     def for_tenant(self, app: "ASGIApp") -> "ASGIApp":
-        """Return an application that answers as if the tenant had sent each request."""
+        """Return an application that handles each request as if the tenant had sent it."""
 
         def answer(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
             if self._caller is not None:

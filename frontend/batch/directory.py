@@ -1,7 +1,7 @@
-"""`BatchDirectory`: the files and batches of `--batch-dir` on disk, for all HTTP processes of a server. Knows no HTTP.
+"""`BatchDirectory`: the files and batches of `--batch-dir` on disk, shared by all HTTP processes. Independent of HTTP.
 
-A record is replaced as a whole, so a reader sees the old one or the new one. Only the process that holds the lock of
-the directory writes the record of a batch after it was created; others leave a mark to cancel it.
+Records are replaced atomically, so a reader sees the old or the new one. After a batch was created, only the process
+that holds the directory's lock writes its record; other processes leave a mark to cancel the batch.
 """
 
 import contextlib
@@ -23,36 +23,36 @@ from octavo.frontend.http.schemas.batches import Batch, FileObject
 logger = logging.getLogger(__name__)
 
 FINAL = frozenset({"failed", "completed", "expired", "cancelled"})
-"""States of a batch that nobody works on any more."""
+"""Final states of a batch."""
 
 KEPT_S = 30 * 24 * 3600
-"""How long the record of a batch is kept after its end."""
+"""Seconds that the record of a batch is kept after its end."""
 
 LEFTOVER_S = 3600.0
-"""A file that was not written for so long, and has no record, was left by a process that died."""
+"""A file without a record that was not written for this many seconds was left by a process that died."""
 
 _ID = re.compile(r"(file-|batch_)[0-9a-z]{24,40}")
 
 
 class StoredFile(msgspec.Struct):
-    """A file, and what its answers do not show."""
+    """A file, including fields that are not shown to clients."""
 
     file: FileObject
     order: int
-    """Its place in the order of all files."""
+    """Position in the order of all files."""
     tenant: str | None = None
-    """The name of the tenant that it belongs to."""
+    """Name of the tenant that owns the file."""
 
 
 class StoredBatch(msgspec.Struct):
-    """A batch, and what its answers do not show."""
+    """A batch, including fields that are not shown to clients."""
 
     batch: Batch
     order: int
-    """Its place in the order of all batches."""
+    """Position in the order of all batches."""
     output_expiry_s: int | None = None
     tenant: str | None = None
-    """The name of the tenant that it belongs to."""
+    """Name of the tenant that owns the batch."""
 
 
 class DirectoryFullError(Exception):
@@ -63,11 +63,11 @@ class BatchDirectory:
     """Files and batches.
 
     Args:
-        path: made if it is missing; only this user may read it.
-        max_bytes: of all files together, results included; no file is added beyond it.
+        path: created if missing; only this user may read it.
+        max_bytes: limit of all files together, including results; no file is added beyond it.
 
     Raises:
-        OSError: it cannot be written to, or its file system has no hard links.
+        OSError: the directory is not writable, or its file system has no hard links.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -79,14 +79,14 @@ class BatchDirectory:
         probe = self._files / ".writable"
         probe.touch()
         link = self._batches / f"{secrets.token_hex(4)}.new"
-        os.link(probe, link)  # as `add_batch` will
+        os.link(probe, link)  # as `add_batch` does
         link.unlink()
 
     def require_room(self, num_bytes: int) -> None:
-        """Check that a file of this size may be added; expired files are removed first if it may not.
+        """Check that a file of this size may be added; if it may not, remove expired files first.
 
         Raises:
-            DirectoryFullError: the limit on all files would be exceeded.
+            DirectoryFullError: the limit of all files would be exceeded.
         """
         if self.num_bytes() + num_bytes > self.max_bytes:
             self.files()
@@ -96,7 +96,7 @@ class BatchDirectory:
     def add_file(
         self, source: BinaryIO, num_bytes: int, filename: str, expiry_s: int | None, tenant: str | None = None
     ) -> FileObject:
-        """Copy a file of requests.
+        """Add a copy of a file of requests.
 
         Raises:
             DirectoryFullError: as `require_room`.
@@ -116,7 +116,7 @@ class BatchDirectory:
     def register_file(
         self, file_id: str, filename: str, purpose: str, expiry_s: int | None, tenant: str | None
     ) -> FileObject:
-        """Make a file visible whose content is already at its place."""
+        """Make a file visible whose content is already in place."""
         now = int(time.time())
         file = FileObject(
             id=file_id,
@@ -130,7 +130,7 @@ class BatchDirectory:
         return file
 
     def file(self, file_id: str) -> StoredFile | None:
-        """Return a file, None if there is none or it has expired."""
+        """Return a file. `None` if it does not exist or has expired."""
         if _ID.fullmatch(file_id) is None:
             return None
         stored = _read(self._files / f"{file_id}.json", StoredFile)
@@ -140,22 +140,22 @@ class BatchDirectory:
         return stored
 
     def files(self) -> list[StoredFile]:
-        """Return all files, oldest first. Those that have expired are removed."""
+        """Return all files, oldest first. Expired files are removed."""
         found = [self.file(path.stem) for path in self._files.glob("*.json")]
         return sorted((one for one in found if one is not None), key=lambda one: one.order)
 
     def content_path(self, file_id: str) -> Path:
-        """Return where the content of a file is."""
+        """Return the path of a file's content."""
         return self._files / f"{file_id}.data"
 
     def delete_file(self, file_id: str) -> None:
-        """Remove a file. Batches that read it have a link of their own to its content."""
+        """Remove a file. Batches that read the file have their own hard link to its content."""
         (self._files / f"{file_id}.json").unlink(missing_ok=True)
         self.content_path(file_id).unlink(missing_ok=True)
 
     def num_bytes(self) -> int:
-        """Return the size of all files, and of the inputs and results of unfinished batches."""
-        sizes: dict[int, int] = {}  # by inode: a link takes no room
+        """Return the size in bytes of all files, and of the inputs and results of unfinished batches."""
+        sizes: dict[int, int] = {}  # by inode: a hard link takes no space
         for directory in (self._files, self._batches):
             for entry in os.scandir(directory):
                 with contextlib.suppress(FileNotFoundError):
@@ -164,7 +164,7 @@ class BatchDirectory:
         return sum(sizes.values())
 
     def add_batch(self, stored: StoredBatch) -> None:
-        """Store a new batch. Its input stays there for it when the file is removed or expires.
+        """Store a new batch. It keeps its input when the file is removed or expires.
 
         Raises:
             FileNotFoundError: the file has just been removed.
@@ -182,7 +182,7 @@ class BatchDirectory:
         _replace(self._record(stored.batch.id), msgspec.json.encode(stored))
 
     def batch(self, batch_id: str) -> StoredBatch | None:
-        """Return a batch as clients see it, None if there is none."""
+        """Return a batch as clients see it. `None` if there is none."""
         if _ID.fullmatch(batch_id) is None:
             return None
         if (stored := _read(self._record(batch_id), StoredBatch)) is None:
@@ -200,7 +200,7 @@ class BatchDirectory:
         """Return the ids of the batches that have not ended, oldest first.
 
         Args:
-            ended: the batches that need no further look; brought up to date.
+            ended: batches already known to have ended, which are skipped; newly found ones are added.
         """
         ids = self._batch_ids()
         ended &= ids
@@ -213,23 +213,23 @@ class BatchDirectory:
         self._mark(batch_id).touch()
 
     def cancelled_at(self, batch_id: str) -> int | None:
-        """Return when a batch was cancelled, None if it was not."""
+        """Return the time (seconds since the epoch) at which a batch was cancelled. `None` if it was not."""
         try:
             return int(self._mark(batch_id).stat().st_mtime)
         except FileNotFoundError:
             return None
 
     def input_path(self, batch_id: str) -> Path:
-        """Return where the requests of an unfinished batch are."""
+        """Return the path of the requests of an unfinished batch."""
         return self._batches / f"{batch_id}.input"
 
     def results_path(self, batch_id: str) -> Path:
-        """Return where the results of an unfinished batch are."""
+        """Return the path of the results of an unfinished batch."""
         return self._batches / f"{batch_id}.results"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the lock of the directory; yields False if another process has it. The end of a process releases it."""
+        """Try to lock the directory; yield `False` if another process holds the lock. Process exit releases it."""
         file = os.open(self._batches / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,12 +243,12 @@ class BatchDirectory:
             os.close(file)
 
     def clean_up(self, batch_id: str) -> None:
-        """Remove what only an unfinished batch needs."""
+        """Remove files that only an unfinished batch needs."""
         for path in (self.input_path(batch_id), self.results_path(batch_id), self._mark(batch_id)):
             path.unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Remove expired files, records of batches that ended long ago, and what processes left that died."""
+        """Remove expired files, records of batches that ended long ago, and leftovers of processes that died."""
         now = time.time()
         self.files()
         for stored in self.batches():
@@ -289,7 +289,7 @@ _Record = TypeVar("_Record", StoredFile, StoredBatch)
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record | None:
-    """Return a record; None if there is none, or none of this version, which is logged."""
+    """Return a record. `None` if there is none, or if it is of another version, which is logged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
@@ -300,7 +300,7 @@ def _read(path: Path, kind: type[_Record]) -> _Record | None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old content or the new one."""
+    """Write a file so that a crash leaves either the old or the new content."""
     temporary = path.with_suffix(f".{secrets.token_hex(4)}.new")
     try:
         with open(temporary, "wb", opener=_private) as file:

@@ -1,6 +1,6 @@
-"""Lines of a batch: parses requests and formats results. Opens no files.
+"""Parses the request lines and formats the result lines of a batch. Opens no files.
 
-The format is OpenAI's (https://platform.openai.com/docs/guides/batch). Lines are numbered from 1, as editors do.
+The format is OpenAI's (https://platform.openai.com/docs/guides/batch). Lines are numbered from 1.
 """
 
 import hashlib
@@ -10,11 +10,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 ID_PREFIX = "batch_req_"
-"""Prefix of a result's id, before the line number."""
+"""Prefix of a result's id; the line number follows."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
-    """One request."""
+    """One request of a batch."""
 
     number: int
     custom_id: str
@@ -23,7 +23,7 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> str:
-        """The engine's request id, derived from the custom id alone: default seeds depend on it."""
+        """Request id for the engine, derived from the custom id alone, because default seeds depend on it."""
         return "batch-" + hashlib.sha256(self.custom_id.encode()).hexdigest()[:16]
 
 
@@ -52,7 +52,7 @@ class Failure(msgspec.Struct):
 
 
 class AnsweredRequest(msgspec.Struct):
-    """The request of a result with a receipt: so the line has all that `octavo verify` needs."""
+    """The request, in the line of a result with a receipt, so that the line is sufficient for `octavo verify`."""
 
     url: str
     body: msgspec.Raw
@@ -66,11 +66,11 @@ class BatchResult(msgspec.Struct):
     response: Answered | None
     error: Failure | None
     request: AnsweredRequest | UnsetType = UNSET
-    """With receipts only: OpenAI's format has none."""
+    """Set with receipts only; OpenAI's format has no such field."""
 
     @property
     def number(self) -> int:
-        """The number of its line in the input.
+        """Number of its line in the input.
 
         Raises:
             ValueError: the id has another form.
@@ -98,7 +98,7 @@ class _Body(msgspec.Struct):
 
 
 def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
-    """Yield the parsed lines of a file, except blank ones."""
+    """Yield the parsed lines of a file, skipping blank lines."""
     seen: dict[str, int] = {}
     for number, text in enumerate(texts, 1):
         if not text.strip():
@@ -117,7 +117,7 @@ def _read(number: int, text: bytes) -> BatchRequest | BadLine:
         return BadLine(number, _custom_id(text), str(error))
     if line.method != "POST":
         return BadLine(number, line.custom_id, f"method {line.method!r} is not POST")
-    for name in ("stream", "background"):  # neither has its answer in the response
+    for name in ("stream", "background"):  # with these, the response does not contain the output
         if getattr(body, name):
             return BadLine(number, line.custom_id, f"{name} must not be true in a batch")
     return BatchRequest(number, line.custom_id, line.url, bytes(line.body))

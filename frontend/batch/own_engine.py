@@ -1,4 +1,4 @@
-"""`serving`: an engine for one command, behind the routes of a server that listens nowhere."""
+"""`serving`: runs an engine for one command, behind the routes of a server without sockets."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,13 +15,13 @@ from octavo.protocol.config import EngineConfig, ServerConfig
 
 @asynccontextmanager
 async def serving(config: EngineConfig, server: ServerConfig) -> AsyncGenerator[tuple[AsyncClient, ASGIApp]]:
-    """Start an engine; yield its client and the application, for `asgi_call`.
+    """Start an engine; yield its client and the application for `asgi_call`.
 
     Raises:
-        ConfigError: a flag is wrong.
+        ConfigError: a flag is invalid.
         StartupError: the engine cannot start.
     """
-    # Reject wrong flags before the engine starts.
+    # Reject invalid flags before the engine starts.
     ChatSettings.of(server)
     require_no_batches(server)
     check_flags(server, has_adapters=config.lora.enable_lora)

@@ -1,4 +1,4 @@
-"""Batch files at a URL: requests are downloaded whole, results are uploaded when they are complete."""
+"""Batch files at URLs: requests are downloaded completely before the run; results are uploaded after it."""
 
 import hashlib
 import http.client
@@ -12,29 +12,29 @@ from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.version import __version__
 
 MAX_INPUT_BYTES = 200 * 2**20
-"""OpenAI's limit for a batch."""
+"""OpenAI's limit of a batch file."""
 
 SILENCE_TIMEOUT_S = 60.0
-"""Timeout of the connection."""
+"""Seconds without data after which a connection times out."""
 
 _AGENT = {"User-Agent": f"octavo/{__version__}"}
 
 
 def is_url(path: str) -> bool:
-    """Whether a name is a URL."""
+    """Return whether a name is a URL."""
     return path.startswith(("http://", "https://"))
 
 
 def local_name(url: str) -> str:
-    """Return the file in the working directory that collects the results for a URL."""
+    """Return the name of the local file, in the working directory, that collects the results for a URL."""
     return f"batch-{hashlib.sha256(url.encode()).hexdigest()[:12]}.jsonl"
 
 
 def fetch(url: str) -> BinaryIO:
-    """Download a URL.
+    """Download the file at a URL.
 
     Raises:
-        CommandError: it cannot be downloaded, or is larger than `MAX_INPUT_BYTES`.
+        CommandError: the download failed, or the file is larger than `MAX_INPUT_BYTES`.
     """
     request = urllib.request.Request(url, headers=_AGENT)
     try:
@@ -65,6 +65,6 @@ def put(path: Path, url: str) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        with error:  # it holds the connection
+        with error:  # the error holds the connection
             return f"HTTP {error.code}"
     return str(getattr(error, "reason", None) or error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`ResultsFile`: the results file. Only whole lines are appended; it knows which requests are done.
+"""`ResultsFile`: the results file, to which complete lines are appended. It knows which requests are done.
 
 A killed process leaves at most one incomplete line, which the next run removes. A lock prevents two processes from
 writing to one file.
@@ -36,7 +36,7 @@ class ResultsFile:
         self.done: dict[int, str | None] = {}
         """Custom ids of the lines that have a result, by line number."""
         self.num_failed = 0
-        """Results with an error."""
+        """Number of results with an error."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
@@ -53,7 +53,7 @@ class ResultsFile:
             raise
 
     def append(self, result: BatchResult) -> None:
-        """Append a result. After the call it survives a crash of this process.
+        """Append a result. Once this returns, the result survives a crash of this process.
 
         Raises:
             CommandError: the file cannot be written.

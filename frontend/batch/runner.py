@@ -30,10 +30,10 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 Line: TypeAlias = BatchRequest | BadLine
 
 RECEIPT: Headers = ((b"x-octavo-receipt", b"1"),)
-"""Asks for a receipt."""
+"""Header that requests a receipt."""
 
 RETRY_S = 0.2
-"""Delay before retrying a request that the engine rejected as overloaded."""
+"""Seconds before a request is retried that the engine rejected as overloaded."""
 
 
 class EngineLiveness(Protocol):
@@ -41,7 +41,7 @@ class EngineLiveness(Protocol):
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why the engine is dead; None while it is alive."""
+        """Why the engine is dead. `None` while it is alive."""
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -65,15 +65,15 @@ async def answer_lines(
 ) -> None:
     """Run every line and write results as they become ready.
 
-    A failed line gets a result with an error; the others are not affected.
+    A failed line gets a result with an error; other lines are not affected.
 
     Args:
-        app: answers the requests.
+        app: handles the requests.
         engine: the engine behind it.
-        next_line: returns the next line, or None if no further one starts now. Called as earlier ones finish.
+        next_line: returns the next line, or `None` if no further line starts now. Called as earlier lines finish.
         write: called with each result.
-        max_in_flight: limit on concurrent requests.
-        has_receipts: ask for receipts; results then have their requests beside them.
+        max_in_flight: maximum number of concurrent requests.
+        has_receipts: request receipts; the results then contain their requests, too.
         on_end: called whenever a request has ended, with or without a result.
 
     Raises:
@@ -109,7 +109,7 @@ async def answer_lines(
 
 
 def one_by_one(lines: Iterable[Line]) -> Callable[[], Awaitable[Line | None]]:
-    """Return the `next_line` of lines that can be read at any time."""
+    """Return a `next_line` function for lines that can be read at any time."""
     iterator = iter(lines)
 
     async def next_line() -> Line | None:
@@ -125,7 +125,7 @@ async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest, he
         response = await _ask(app, line, headers)
     if engine.failure:
         raise engine.failure
-    body = response.body or b"null"  # middleware may answer with an empty body, which is not JSON
+    body = response.body or b"null"  # middleware may send an empty body, which is not JSON
     answered = Answered(response.status, line.request_id, msgspec.Raw(body))
     error = None if response.status < HTTPStatus.BAD_REQUEST else _failure(line, response)
     return BatchResult(f"{ID_PREFIX}{line.number}", line.custom_id, answered, error)

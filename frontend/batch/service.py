@@ -1,9 +1,9 @@
-"""`BatchService`: runs the batches of `--batch-dir` through the routes of this server, one after the other.
+"""`BatchService`: runs the batches of `--batch-dir` through the routes of this server, one batch at a time.
 
-All batches are validated at once, and a batch that waits can be cancelled; their requests are answered in turn.
+All batches are validated immediately, and waiting batches can be cancelled. Their requests are answered in turn.
 
-Each HTTP process has a service, and the one that holds the lock of the directory runs all batches. When that process
-ends, another one takes over: results that are on disk are not computed again, also after a restart of the server.
+Each HTTP process has a service; the one that holds the directory's lock runs all batches. When that process ends,
+another one takes over. Results on disk are not computed again, even after a restart of the server.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often a process looks for new and cancelled batches, whether it must take over, and writes progress."""
+"""Interval in seconds at which a process looks for changed batches, tries to take over, and saves progress."""
 
 RETRY_S = 60.0
-"""How long a batch waits whose results cannot be written, for instance because the disk is full."""
+"""Seconds before a batch is retried whose results cannot be written, for instance because the disk is full."""
 
 SWEEP_S = 600.0
-"""How often what is not needed any more is removed."""
+"""Interval in seconds at which obsolete files are removed."""
 
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -51,9 +51,9 @@ class BatchService:
     """Runs batches.
 
     Args:
-        directory: has them.
-        tasks: of the server, which waits for requests in flight before it ends.
-        tenants: of the server, whose limits hold for their batches; None: there are none.
+        directory: contains the batches.
+        tasks: of the server, which waits for requests in flight before it exits.
+        tenants: of the server; their limits apply to their batches. `None` if there are none.
     """
 
     def __init__(self, directory: BatchDirectory, tasks: BackgroundTasks, tenants: Tenants | None = None) -> None:
@@ -62,37 +62,38 @@ class BatchService:
         self._tenants = tenants
         self._wake = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        """Answers the requests of the batch that has the turn."""
+        """Task that answers the requests of the current batch."""
         self._ended: set[str] = set()
-        """Batches that need no further look."""
+        """Ids of batches that have ended."""
         self._running: dict[str, asyncio.Task[None]] = {}
-        """Batches that are validated, wait for their turn, are answered or end."""
+        """Task of each batch that is being validated, waiting, answered or finished."""
         self._queue: list[BatchRun] = []
-        """Batches that want to be answered."""
+        """Batches that are ready to be answered."""
         self._retry_at_s: dict[str, float] = {}
-        """When to go on with batches that could not."""
+        """Monotonic time at which to retry a batch that failed."""
         self._sweep_at_s = 0.0
         self._logged = ""
-        """The latest error of the directory, which is logged once."""
+        """Latest error of the directory; each is logged once."""
 
     def start(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
         """Begin to run batches.
 
         Args:
-            app: answers the requests; needs no key.
+            app: handles the requests; needs no key.
             engine: the engine behind it.
-            max_in_flight: limit on concurrent requests. Less than the engine holds, so that others need not wait.
+            max_in_flight: maximum number of concurrent requests. Keep it below the engine's capacity, so that other
+                requests need not wait.
         """
         self._tasks.on_drain(self._wake.set)
         self._tasks.on_abort(self._stop)
         self._tasks.start(self._run(app, engine, max_in_flight))
 
     def wake(self) -> None:
-        """Look for work now."""
+        """Look for work immediately."""
         self._wake.set()
 
     async def _run(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Run batches from when no other process does, until the server drains."""
+        """Wait for the directory's lock, then run batches until the server drains."""
         while not self._tasks.is_draining:
             with self._errors_logged(), self.directory.lock() as is_ours:
                 while is_ours and not self._tasks.is_draining:
@@ -104,7 +105,7 @@ class BatchService:
             await self._sleep()
 
     async def _look(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Begin or continue the batches that are not finished; remove what is not needed any more.
+        """Begin or continue unfinished batches; remove obsolete files.
 
         Raises:
             OSError: the directory cannot be read.
@@ -119,7 +120,7 @@ class BatchService:
 
     @contextmanager
     def _errors_logged(self) -> Iterator[None]:
-        """Log errors of the file system, and go on: they may pass, and nobody else would run the batches."""
+        """Log file system errors and continue: they may pass, and no other process would run the batches."""
         try:
             yield
         except OSError as error:
@@ -135,12 +136,12 @@ class BatchService:
         self._wake.clear()
 
     async def _run_batch(self, batch_id: str, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Take a batch as far as possible."""
+        """Take a batch through as many of its steps as possible."""
         try:
             run = BatchRun(self.directory, batch_id, self._tasks, self._tenants)
             try:
                 if await run.validate():
-                    with suppress(EngineDeadError):  # the server ends, and the next one goes on
+                    with suppress(EngineDeadError):  # the server exits, and the next one continues
                         await self._answer_in_turn(run, app, engine, max_in_flight)
                     if run.is_complete or run.should_end():
                         await run.finish()
@@ -156,7 +157,7 @@ class BatchService:
             del self._running[batch_id]
 
     def _stop(self) -> None:
-        """Leave unanswered requests to the next start: an aborted answer is no result."""
+        """Leave unanswered requests to the next start: an aborted response is not a result."""
         if self._work is not None:
             self._work.cancel()
 
@@ -178,7 +179,7 @@ class BatchService:
         return min(ready, key=lambda run: run.order, default=None)
 
     async def _answer(self, run: BatchRun, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Answer lines until all have a result, the batch must wait, is cancelled or expires, or the server ends."""
+        """Answer lines until all have a result, the batch must wait, is cancelled or expires, or the server exits."""
         work = self._work = asyncio.create_task(run.answer(app, engine, max_in_flight))
         try:
             while not work.done():
@@ -186,7 +187,7 @@ class BatchService:
                 if run.should_end():
                     work.cancel()
                 await run.save_progress()
-            await run.save_progress()  # of what was answered while it was saved before
+            await run.save_progress()  # for lines answered while the progress was being saved
             if not work.cancelled():
                 work.result()
         finally:

@@ -1,4 +1,4 @@
-"""The tokens that the answers of a batch report, over the APIs that its requests may call."""
+"""Sums the token usage that the results of a batch report, for all APIs that its requests may call."""
 
 from collections.abc import Iterable
 
@@ -13,14 +13,14 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Of an answer: the names of chat, completions and embeddings, and those of responses and messages."""
+    """Usage of a response, with the field names of all APIs: chat, completions, embeddings, responses and messages."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_input_tokens: int | None = None
-    """Of messages, where `input_tokens` does not include them."""
+    """In the Messages API, `input_tokens` does not include these tokens."""
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -43,7 +43,7 @@ _NONE = _Details()
 
 
 def batch_usage(results: Iterable[bytes]) -> BatchUsage:
-    """Return the sum over the lines of a file of results."""
+    """Return the total usage of the results in a file."""
     total = BatchUsage(input_tokens_details=InputDetails(), output_tokens_details=OutputDetails())
     decoder = msgspec.json.Decoder(_Line)
     for line in results:

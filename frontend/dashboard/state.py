@@ -1,6 +1,6 @@
-"""`GET /dashboard/state`: everything the live view shows, in one response. Stateless.
+"""`GET /dashboard/state`: all data of the live view, in one response. Stateless.
 
-`?engine=N` chooses the engine whose blocks, steps and requests are in it; the others are lines of a table.
+`?engine=N` selects the engine whose blocks, steps and requests are returned; the other engines are rows of a table.
 """
 
 import time
@@ -24,14 +24,14 @@ LATENCIES = {
     "e2e": "e2e_request_latency_seconds",
     "queue": "request_queue_time_seconds",
 }
-"""Histograms whose percentiles are shown, by their names in the page."""
+"""Histograms whose percentiles the page shows: name in the page to metric name."""
 
 
 class Histogram(msgspec.Struct):
-    """Counts since the server started; the page takes differences to show the last minute."""
+    """Counts since the server started; the page shows the difference over the last minute."""
 
     edges: list[float]
-    """Upper edges in seconds; the last bucket has none."""
+    """Upper edges of the buckets in seconds; the last bucket has none."""
     counts: list[int]
 
 
@@ -50,19 +50,19 @@ class EngineCard(msgspec.Struct):
     epoch: int
     has_prefix_cache: bool
     tasks: list[str]
-    """What a pooling model computes; empty: it generates."""
+    """Tasks of a pooling model. Empty for a generative model."""
     reads: list[str]
-    """The media of its conversations: "image", "video", "audio"."""
+    """Media that its conversations may contain: "image", "video", "audio"."""
 
 
 class EngineRow(msgspec.Struct):
-    """One of several engines. The counts are those of its last report."""
+    """One of several engines, with the counters of its latest report."""
 
     index: int
     state: str
     """"up", "down", "starting" or "draining"."""
     reason: str
-    """Why it is not up."""
+    """Why the engine is not up."""
     stats: dict[str, object]
 
 
@@ -70,18 +70,18 @@ class DashboardState(msgspec.Struct):
     """The response. Wire structs are converted to objects with field names, which the page reads."""
 
     time: float
-    """The server's clock, in seconds."""
+    """The server's clock: seconds since the epoch."""
     healthy: bool
     health_reason: str
     engines: list[EngineRow]
     shown: int
-    """Index of the engine that all fields below are of, except the latencies."""
+    """Index of the engine that all following fields except the latencies describe."""
     engine: EngineCard
     stats: dict[str, object]
     requests: list[dict[str, object]]
     steps: list[dict[str, object]]
     blocks: list[tuple[int, int]]
-    """Runs of equal blocks: state (0 free, 1 cached, 2 used, 3 shared) and length."""
+    """Runs of equal blocks: state (0 free, 1 cached, 2 used, 3 shared) and number of blocks."""
     latencies: dict[str, Histogram]
 
 
@@ -90,7 +90,7 @@ async def dashboard_state(request: Request, state: CurrentState) -> Response:
     rows, stats = state.client.engine_reports(), state.client.stats_by_engine()
     engines = [EngineRow(row.index, row.state, row.reason, _named(stats[row.index])) for row in rows]
     wanted = request.query_params.get("engine", "")
-    # An engine that is down answers when it is back, and one that was removed never does.
+    # A call to an engine that is down waits until it is back; a removed engine never replies.
     shown = min(rows, key=lambda row: (row.state == "down", str(row.index) != wanted, row.index)).index
     snapshot = await state.client.snapshot(shown)
     return Response(

@@ -1,1 +1,1 @@
-"""How much a model loses when its weights are rounded. Rounds nothing."""
+"""Measures how much quality a model loses by quantization. Does not quantize."""

@@ -1,4 +1,4 @@
-"""Perplexity of a text, and how often two models think that the same token comes next."""
+"""Perplexity of a model on a text, and the agreement of two models on the most likely next token."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from octavo.frontend.llm import LLM
 
 PIECE_TOKENS = 512
-"""The model reads so many tokens of the text together."""
+"""Number of tokens that are evaluated with a common context."""
 _TEXT = Path(__file__).with_name("text.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a model thought of a text before it saw each token of it. The first token of a piece does not count."""
+    """A model's predictions for the tokens of a text. The first token of each piece is not predicted."""
 
     logprobs: list[float]
-    """Of the tokens of the text."""
+    """Logprob of each token of the text."""
     likeliest: list[int]
-    """Token ids."""
+    """Id of the most likely token at each position."""
 
     @property
     def perplexity(self) -> float:
@@ -31,10 +31,10 @@ class Reading:
         return math.exp(-sum(self.logprobs) / len(self.logprobs))
 
     def agreement(self, other: "Reading") -> float:
-        """Return the share of tokens, 0 to 1, of which both models think that the same one comes next.
+        """Return the fraction of positions, from 0 to 1, at which both models predict the same most likely token.
 
         Raises:
-            ValueError: they read different tokens.
+            ValueError: the models read different tokens.
         """
         same = sum(mine == theirs for mine, theirs in zip(self.likeliest, other.likeliest, strict=True))
         return same / len(self.likeliest)
@@ -46,21 +46,21 @@ def fixed_text() -> str:
 
 
 def read(llm: "LLM", text: str, piece_tokens: int = PIECE_TOKENS) -> Reading:
-    """Let a model read a text in pieces.
+    """Evaluate a text with a model, in pieces.
 
     Args:
-        llm: with a tokenizer.
+        llm: must have a tokenizer.
         text: at least two tokens.
-        piece_tokens: the length of all pieces but the last.
+        piece_tokens: number of tokens of each piece except the last.
 
     Raises:
-        InvalidRequestError: the pieces are longer than the model reads.
+        InvalidRequestError: a piece is longer than the model's context.
     """
     return read_tokens(llm, list(llm.get_tokenizer().encode(text)), piece_tokens)
 
 
 def read_tokens(llm: "LLM", tokens: Sequence[int], piece_tokens: int = PIECE_TOKENS) -> Reading:
-    """Let a model read tokens; see `read`."""
+    """Evaluate token ids with a model; see `read`."""
     pieces = [tokens[begin : begin + piece_tokens] for begin in range(0, len(tokens), piece_tokens)]
     prompts: Sequence[Any] = [{"prompt_token_ids": piece} for piece in pieces if len(piece) > 1]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)

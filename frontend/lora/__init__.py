@@ -1,1 +1,1 @@
-"""LoRA adapters by name: read and checked once here, loaded by the workers."""
+"""LoRA adapters by name: their files are read and checked here once, and loaded by the workers."""

@@ -1,6 +1,6 @@
-"""Reads an adapter's configuration and the names and shapes of its tensors, and checks what can be checked cheaply.
+"""Reads an adapter's configuration and the names and shapes of its tensors, and checks them as far as that is cheap.
 
-The workers read the weights, and check them against the modules of the model that they have.
+The workers read the weights, and check them against the modules of their part of the model.
 """
 
 import json
@@ -23,11 +23,11 @@ _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
 
 _OTHER_DIMENSION: dict[str, int] = {"A": 1, "B": 0, "embedding_A": 1, "embedding_B": 0}
-"""Of each of PEFT's factors, the dimension that is not the rank."""
+"""For each of PEFT's factors: the dimension that is not the rank."""
 
 
 def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
-    """Return an adapter that fits an engine, as far as its files tell. Reads the files whole, for their digest.
+    """Return an adapter whose configuration and shapes fit the engine. Reads the files completely, for their digest.
 
     Args:
         name: of the adapter.
@@ -35,7 +35,7 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
         config: of the engine.
 
     Raises:
-        InvalidRequestError: names the field or the tensor at fault.
+        InvalidRequestError: the adapter does not fit; the message names the field or the tensor.
     """
     directory = Path(path).expanduser().absolute()
     try:
@@ -65,7 +65,7 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
 
 
 def base_model_of(path: str) -> str | None:
-    """Return the name of the model that an adapter was trained for, as its configuration has it."""
+    """Return the name of an adapter's base model, from its configuration."""
     name = read_json(Path(path) / "adapter_config.json").get("base_model_name_or_path")
     return name if isinstance(name, str) and name else None
 
@@ -74,8 +74,8 @@ def read_shapes(file: Path) -> Shapes:
     """Return the shapes of the tensors in a safetensors file, by name.
 
     Raises:
-        ConfigError: it is damaged.
-        OSError: it cannot be read.
+        ConfigError: the file is damaged.
+        OSError: the file cannot be read.
     """
     with file.open("rb") as stream:
         try:
@@ -88,7 +88,7 @@ def read_shapes(file: Path) -> Shapes:
 
 
 def _check_shapes(shapes: Shapes, where: str, model: ModelFacts) -> None:
-    """Compare the factors with the weights of the base model, where both have the same names.
+    """Compare the factors with the weights of the base model that have the same names.
 
     Raises:
         ConfigError: a tensor is not a part of an adapter that can be served.
@@ -108,7 +108,7 @@ def _check_shapes(shapes: Shapes, where: str, model: ModelFacts) -> None:
 
 @lru_cache(maxsize=4)
 def _weight_shapes(model_path: str, load_format: str) -> Shapes:
-    """Return the shapes of a model's weights; {} if they are in another format, or on another machine only."""
+    """Return the shapes of a model's weights. `{}` if they have another format or are not on this machine."""
     if load_format != "safetensors":
         return {}
     shapes: Shapes = {}

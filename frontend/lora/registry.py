@@ -1,4 +1,4 @@
-"""`AdapterRegistry`: the LoRA adapters of a client, by name. All HTTP processes of a server share one."""
+"""`AdapterRegistry`: the LoRA adapters of a client, by name, shared by all HTTP processes of a server."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError, ModelNotFoundError
 
 FILE_NAME = "adapters"
-"""In the directory that the HTTP processes of a server share."""
+"""File in the directory that the HTTP processes of a server share."""
 
 MAX_NAME_LENGTH = 256
 MAX_BY_ID = 4096
-"""Adapters of the Python API that are remembered; the oldest is read again."""
+"""Maximum number of adapters of the Python API that are remembered; the files of older ones are read again."""
 
 
 class NamedAdapter(msgspec.Struct, frozen=True):
@@ -32,14 +32,14 @@ class NamedAdapter(msgspec.Struct, frozen=True):
 
     adapter: Adapter
     parent: str | None = None
-    """Name of its base model; None: the model that is served."""
+    """Name of the adapter's base model. `None`: the served model."""
 
 
 class AdapterRegistry:
     """Reads adapters and remembers them.
 
     Args:
-        config: returns the engine's present configuration.
+        config: returns the engine's current configuration.
         run_in_thread: runs blocking work.
     """
 
@@ -47,44 +47,44 @@ class AdapterRegistry:
         self, config: Callable[[], ResolvedConfig], run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
     ) -> None:
         self.resolver_dir: Path | None = None
-        """Adapters in this directory are loaded when a request names them; None: no such directory."""
+        """Directory whose adapters are loaded when a request names them. `None` if there is no such directory."""
         self.is_taken: Callable[[str], bool] = lambda name: False
-        """Whether a name stands for something else, on a server of several models."""
+        """Returns whether a name is used by another model of the server."""
         self._config = config
         self._run_in_thread = run_in_thread
         self._named: dict[str, NamedAdapter] = {}
         self._by_id: dict[int, tuple[str, str, Adapter]] = {}
-        """Name, path and content of each `lora_int_id`."""
+        """Name, path and content of the adapter of each `lora_int_id`."""
         self._of_media: dict[str, Adapter] = {}
         """The model's own adapters, by the kind of media that they are for."""
         self._lock = asyncio.Lock()
-        """Held while files are read: requests for a new adapter read it once."""
+        """Held while files are read, so that concurrent requests for a new adapter read it once."""
         self._path: Path | None = None
         self._stamp: object = None
 
     @property
     def named(self) -> dict[str, NamedAdapter]:
-        """All adapters, by name, those that other processes have loaded included."""
+        """All adapters by name, including those that other processes have loaded."""
         if self._path is not None and self._stamp != (stamp := _stamp_of(self._path)):
             self._named = _read(self._path)
             self._stamp = stamp
         return self._named
 
     def share(self, path: Path) -> None:
-        """From now on share the names with the other processes that use this file."""
+        """Share the names, from now on, with the other processes that use this file."""
         self._path = path
 
     async def load(self, name: str, path: str, parent: str | None = None, *, replaces: bool = False) -> None:
-        """Read an adapter, and let requests choose it.
+        """Read an adapter, and make it available to requests.
 
         Args:
             name: for requests.
             path: of its directory, or its hub id (`locate_adapter`).
-            parent: name of its base model; None: from its configuration.
-            replaces: whether the name may be taken; requests in flight keep the adapter that they have.
+            parent: name of its base model. `None`: from its configuration.
+            replaces: whether to replace an adapter of the same name; requests in flight keep the old adapter.
 
         Raises:
-            InvalidRequestError: the name is taken or cannot be used, or the adapter does not fit.
+            InvalidRequestError: the name is in use or invalid, or the adapter does not fit.
         """
         self._check_name(name)
         path = await self._locate(path)
@@ -98,7 +98,7 @@ class AdapterRegistry:
                 named[name] = NamedAdapter(adapter, parent or base)
 
     def unload(self, name: str) -> None:
-        """Forget a name. Requests in flight finish with the adapter that they have.
+        """Remove a name. Requests in flight keep the adapter.
 
         Raises:
             ModelNotFoundError: there is no such adapter.
@@ -109,10 +109,10 @@ class AdapterRegistry:
                 raise ModelNotFoundError(f"there is no adapter {name!r}: {loaded}")
 
     async def find(self, name: str) -> NamedAdapter | None:
-        """Return the adapter with a name, loading it from the resolver's directory if it is there.
+        """Return the adapter with a name, loading it from the resolver's directory if needed. `None` if not found.
 
         Raises:
-            InvalidRequestError: it is there and cannot be used.
+            InvalidRequestError: the directory has it, but it cannot be used.
         """
         if (found := self.named.get(name)) is not None or self.resolver_dir is None:
             return found
@@ -125,7 +125,7 @@ class AdapterRegistry:
         """Return the adapter of a request of the Python API; its files are read once.
 
         Raises:
-            InvalidRequestError: it does not fit, or its id is that of another adapter.
+            InvalidRequestError: it does not fit, or another adapter has its id.
         """
         if (known := self._known(request)) is not None:
             return known
@@ -140,10 +140,10 @@ class AdapterRegistry:
             return adapter
 
     async def of_media(self, kinds: Collection[str]) -> Adapter | None:
-        """Return the model's own adapter for a prompt that names none; its files are read once.
+        """Return the model's own adapter for a prompt whose request names none; its files are read once.
 
         Args:
-            kinds: of media in the prompt.
+            kinds: kinds of media in the prompt.
 
         Raises:
             InvalidRequestError: it does not fit.
@@ -158,10 +158,10 @@ class AdapterRegistry:
             return self._of_media[kind]
 
     def _known(self, request: LoRARequest) -> Adapter | None:
-        """Return the adapter that an id stands for; None: its files must be read.
+        """Return the adapter that an id stands for. `None` if its files must be read.
 
         Raises:
-            InvalidRequestError: the id is that of another adapter.
+            InvalidRequestError: another adapter has the id.
         """
         if request.load_inplace or (known := self._by_id.get(request.lora_int_id)) is None:
             return None
@@ -175,7 +175,7 @@ class AdapterRegistry:
         )
 
     async def _locate(self, path: str) -> str:
-        """Return the directory of an adapter. Not under the lock: a download would hold up all requests for others."""
+        """Return the directory of an adapter. Called without the lock, because downloads are slow."""
         locate = partial(locate_adapter, path, self._config().download_dir, Env.read())
         try:
             return str(await self._run_in_thread(locate))
@@ -205,7 +205,7 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, NamedAdapter]]:
-        """Yield the names to be changed; no other process changes them meanwhile."""
+        """Yield the names for a change, and write them; other processes are locked out meanwhile."""
         if self._path is None:
             yield self._named
             return
@@ -219,7 +219,7 @@ class AdapterRegistry:
 
 
 def _resolved(directory: Path, name: str) -> Path | None:
-    """Return the directory of the adapter with a name, None if there is none. It is never outside of `directory`."""
+    """Return the directory of the adapter with a name; never one outside of `directory`. `None` if there is none."""
     parts = name.split("/")
     if "\0" in name or any(part in ("", ".", "..") for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""`LoRARequest`: the adapter of a request, as callers of the Python API name it."""
+"""`LoRARequest`: the adapter of a request in the Python API."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from octavo.protocol.errors import InvalidRequestError
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
-    """An adapter, with the fields of vLLM's class of this name.
+    """An adapter, with the fields of vLLM's class of the same name.
 
     Raises:
         InvalidRequestError: a field is missing or invalid.
@@ -14,12 +14,12 @@ class LoRARequest(msgspec.Struct, frozen=True):
 
     lora_name: str
     lora_int_id: int
-    """Above 0. Identifies the adapter within a client: the files are read once for each id."""
+    """Positive id of the adapter within a client: the files are read once per id."""
     lora_path: str = ""
-    """Directory that peft's `save_pretrained` has written, or a hub id: `org/name`, or `org/name@revision`."""
+    """Directory written by peft's `save_pretrained`, or a hub id: `org/name` or `org/name@revision`."""
     base_model_name: str | None = None
     load_inplace: bool = False
-    """Read the files again, and replace what the name and the id stood for. Requests in flight keep what they have."""
+    """Read the files again, and replace the adapter of this name and id. Requests in flight keep the old adapter."""
 
     def __post_init__(self) -> None:
         for name in ("lora_name", "lora_path"):

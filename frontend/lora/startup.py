@@ -1,4 +1,4 @@
-"""The adapters of a server: those of its command line, and where others may come from."""
+"""Sets up the adapters of a server: those of the command line, and the directory from which others are loaded."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ class LoRAModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lora_modules(config: ServerConfig) -> list[LoRAModule]:
-    """Return the adapters that the command line names.
+    """Return the adapters of the command line.
 
     Raises:
-        ConfigError: an entry has neither form, or two have the same name.
+        ConfigError: an entry has neither form, or two entries have the same name.
     """
     modules = [_module(text) for text in config.lora_modules or ()]
     names = [module.name for module in modules]
@@ -42,10 +42,10 @@ def allows_updates(config: ServerConfig) -> bool:
 
 
 def require_no_modules(config: ServerConfig) -> None:
-    """Reject adapters of a configuration for an application that is made before anything can be loaded.
+    """Reject `lora_modules` for an application that is created before adapters can be loaded.
 
     Raises:
-        ConfigError: there are some.
+        ConfigError: the configuration has some.
     """
     if config.lora_modules:
         raise ConfigError(
@@ -56,10 +56,10 @@ def require_no_modules(config: ServerConfig) -> None:
 
 
 def check_flags(config: ServerConfig, *, has_adapters: bool) -> None:
-    """Verify a server's flags about adapters.
+    """Check a server's flags about adapters.
 
     Raises:
-        ConfigError: one cannot be used, or the engine has no adapters.
+        ConfigError: a flag cannot be used, or the engine has no adapters.
     """
     given = {
         "--lora-modules": lora_modules(config),
@@ -78,7 +78,7 @@ def check_flags(config: ServerConfig, *, has_adapters: bool) -> None:
 
 
 def open_resolver(config: ServerConfig, adapters: "AdapterRegistry", *, has_adapters: bool) -> None:
-    """Let a client load adapters by name, if the configuration says from where.
+    """Let a client load adapters by name from the configured directory, if there is one.
 
     Raises:
         ConfigError: as for `check_flags`.
@@ -102,10 +102,10 @@ def _resolver_dir(config: ServerConfig) -> Path | None:
 
 
 async def load_modules(config: ServerConfig, adapters: "AdapterRegistry") -> None:
-    """Load the adapters that the command line names.
+    """Load the adapters of the command line.
 
     Raises:
-        ConfigError: one of them cannot be used.
+        ConfigError: an adapter cannot be used.
     """
     for module in lora_modules(config):
         try:

@@ -1,1 +1,1 @@
-"""Which engines a server has: they are added, drained, removed and replaced, and all its HTTP processes learn of it."""
+"""The engines of a server: adds, drains, removes and replaces them, and keeps all HTTP processes up to date."""

@@ -1,4 +1,4 @@
-"""`EngineDirectory`: tells all HTTP processes which engines there are, and knows what they have made of it."""
+"""`EngineDirectory`: sends the list of engines to all HTTP processes, and tracks which of them have applied it."""
 
 import asyncio
 import contextlib
@@ -23,20 +23,20 @@ from octavo.frontend.membership.messages import (
 logger = logging.getLogger(__name__)
 
 LATE_S = 5.0
-"""Time after which a process that has not followed a change is named in the log, again and again."""
+"""Seconds after which a process that has not applied a change is named in the log, repeatedly."""
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group at the other end of a Unix socket."""
+"""Process, user and group id of the peer of a Unix socket."""
 
 
 class EngineDirectory:
-    """The first HTTP process's side of the socket. The others connect to it as soon as they start.
+    """The first HTTP process's side of the socket. The other processes connect as soon as they start.
 
     A process that ends is forgotten: the core aborts its requests, and its successor connects again.
 
     Args:
         execute: carries out the commands of operators that reach another process.
-        engines: returns the engines as they are now.
+        engines: returns the current engines.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class EngineDirectory:
 
     @property
     def reports(self) -> list[Report]:
-        """The latest report of each process."""
+        """Latest report of each process."""
         return list(self._followers.values())
 
     async def listen(self, path: Path) -> None:
-        """Accept connections of the other processes."""
+        """Accept connections from the other processes."""
         self._server = await asyncio.start_unix_server(self._serve, path)
 
     async def close(self) -> None:
-        """Disconnect all processes; they keep the engines that they have."""
+        """Disconnect all processes; they keep their engines."""
         if self._server:
             self._server.close()
         if self._late_check:
@@ -74,7 +74,7 @@ class EngineDirectory:
             task.cancel()
 
     def publish(self) -> int:
-        """Send the engines to all processes; return the number of this version."""
+        """Send the engines to all processes; return the version number of this list."""
         self._version += 1
         for writer in self._followers:
             send(writer, Membership(self._version, list(self._engines())))
@@ -86,7 +86,7 @@ class EngineDirectory:
         self._late_check = asyncio.get_running_loop().call_later(LATE_S, self._check_late, self._version)
 
     def _check_late(self, version: int) -> None:
-        """Name the processes that have not followed: an engine cannot be removed while one may still need it."""
+        """Log the processes that have not applied a change: an engine that they may need cannot be removed."""
         late = [_process_of(writer) for writer, report in self._followers.items() if report.version < version]
         if late:
             logger.warning(
@@ -118,13 +118,13 @@ class EngineDirectory:
     async def _answer(self, writer: asyncio.StreamWriter, command: AdminCommand) -> None:
         try:
             result = await self._execute(command)
-        except Exception as error:  # else the operator would wait for ever
+        except Exception as error:  # otherwise the operator would wait forever
             logger.exception("octavo admin engines %s failed", command.action)
             result = AdminResult(500, f"{type(error).__name__}: {error}")
         send(writer, msgspec.structs.replace(result, call_id=command.call_id))
 
 
 def _process_of(writer: asyncio.StreamWriter) -> int:
-    """Return the id of the process at the other end."""
+    """Return the process id of the peer."""
     credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[0])

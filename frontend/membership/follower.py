@@ -1,4 +1,4 @@
-"""`Follower`: an HTTP process that uses the engines that the first process tells it of."""
+"""`Follower`: an HTTP process that uses the engines announced by the first process."""
 
 import asyncio
 import contextlib
@@ -26,17 +26,17 @@ from octavo.protocol.errors import EngineDeadError, OctavoError, StartupError
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""Interval at which engines that drain are checked for live requests."""
+"""Interval in seconds at which draining engines are checked for live requests."""
 
 JOIN_AGAIN_S = 1.0
-"""Delay before another attempt to join an engine."""
+"""Seconds before another attempt to join an engine."""
 
 
 _OWNER_GONE = "the process that owns the engines is gone"
 
 
 class Follower:
-    """Joins, drains and leaves engines as it is told.
+    """Joins, drains and leaves engines as the first process says.
 
     Args:
         reader: of the connection to the first process.
@@ -57,7 +57,7 @@ class Follower:
         self._membership = Membership(-1, [])
         self._joining: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, EngineConnection] = {}
-        """Joined before there is a client."""
+        """Engines that were joined before the client existed."""
         self._removing: dict[int, asyncio.Task[None]] = {}
         self._reported = Report()
         self._calls: dict[int, asyncio.Future[AdminResult]] = {}
@@ -80,7 +80,7 @@ class Follower:
         return cls(reader, writer, join)
 
     async def client(self) -> AsyncClient:
-        """Return a client of the engines, as soon as one of those that serve has been joined. Closed by the caller."""
+        """Return a client of the engines once a serving engine has been joined. The caller must close it."""
         while not (serving := [index for index in self._waiting if self._state(index) is EngineState.SERVING]):
             self._changed.clear()
             await self._changed.wait()
@@ -99,7 +99,7 @@ class Follower:
         """Have the first process carry out a command.
 
         Raises:
-            EngineDeadError: it is gone, and this process is about to end.
+            EngineDeadError: the first process is gone; this process is about to exit, too.
         """
         if self._tasks[0].done():
             raise EngineDeadError(_OWNER_GONE)
@@ -152,10 +152,10 @@ class Follower:
                 future.set_exception(EngineDeadError(_OWNER_GONE))
 
     def _apply(self) -> None:
-        """Make of the engines what the latest membership says."""
+        """Apply the latest membership to the engines of the client."""
         wanted = {entry.index: entry for entry in self._membership.engines if _is_wanted(entry)}
         for index, task in self._joining.items():
-            if index not in wanted and not task.cancelling():  # the next engine of this index may be another one
+            if index not in wanted and not task.cancelling():  # the next engine with this index may be another one
                 task.cancel()
         for entry in wanted.values():
             is_known = entry.index in self._joining or entry.index in self._waiting
@@ -171,7 +171,7 @@ class Follower:
         engines = client.engine_set
         for entry in self._membership.engines:
             if entry.index in engines:
-                engines[entry.index].link.address = entry.address  # of the next core, if this one dies
+                engines[entry.index].link.address = entry.address  # address of the next core, if this one dies
         states = {entry.index: entry.state for entry in self._membership.engines if entry.index in engines}
         gone = [engine.index for engine in engines.all if engine.index not in states]
         states |= {index: EngineState.DRAINING for index in gone if engines[index].state is EngineState.SERVING}
@@ -197,16 +197,17 @@ class Follower:
 
     async def _remove(self, index: int) -> None:
         assert self._client is not None
-        if self._client.engine_set.is_idle(index):  # else it has just got the requests of an engine that died
+        # otherwise it has just taken over the requests of an engine that died
+        if self._client.engine_set.is_idle(index):
             await self._client.engine_set.remove(index)
 
     async def _keep_joining(self, index: int) -> None:
-        """Join an engine, however long it takes, until it is joined or not wanted any more."""
+        """Try to join an engine until it is joined or not wanted any more."""
         try:
             while (entry := self._entry(index)) and _is_wanted(entry):
                 try:
                     connection = await self._join(entry)
-                except (OctavoError, zmq.ZMQError) as error:  # of zmq: no file descriptors are left
+                except (OctavoError, zmq.ZMQError) as error:  # ZMQError: no file descriptors are left
                     logger.warning("cannot join engine %d: %s; trying again", index, error)
                     await asyncio.sleep(JOIN_AGAIN_S)
                     continue
@@ -223,7 +224,7 @@ class Follower:
                 self._apply()
 
     async def _watch(self) -> None:
-        """While engines drain, report when they are no longer needed, and leave those that are gone."""
+        """While engines drain, report when they are no longer needed, and leave those that were removed."""
         assert self._client is not None
         while True:
             await self._changed.wait()

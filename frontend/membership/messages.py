@@ -1,7 +1,7 @@
-"""Messages between the first HTTP process, which decides about the engines, and the others, which follow it.
+"""Messages between the first HTTP process, which decides about the engines, and the other HTTP processes.
 
-They go over a Unix socket in the engine's private directory, in the framing of `protocol/control.py`: a length of 4
-bytes and a msgpack body. Both sides are always of one release.
+They travel over a Unix socket in the engine's private directory, in the framing of `protocol/control.py`: a length of
+four bytes and a msgpack body. Both sides are always of the same release.
 """
 
 import asyncio
@@ -26,57 +26,57 @@ class EngineEntry(msgspec.Struct, frozen=True):
     address: str
     state: EngineState
     is_leaving: bool = False
-    """Its requests move to other engines."""
+    """Whether its requests are to move to other engines."""
     is_gone: bool = False
-    """It has failed for good, and cannot be joined."""
+    """Whether it has failed for good and cannot be joined."""
     public_key_file: str | None = None
-    """Of the engine, if it is on another machine and has another key than `--engine-public-key-file`."""
+    """Public key file of the engine, if it is on another machine and its key is not `--engine-public-key-file`."""
     is_local: bool = True
-    """The first process has started it. Another process may replace those that it has not, at the same address."""
+    """Whether the first process has started it. Other processes may replace their engines at the same address."""
 
 
 class Membership(msgspec.Struct, frozen=True, tag="membership"):
-    """All engines, sent to every process after each change."""
+    """All engines; sent to every process after each change."""
 
     version: int
     engines: list[EngineEntry]
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """What a process has made of a `Membership`; sent whenever that changes."""
+    """A process's progress in applying a `Membership`; sent whenever it changes."""
 
     version: int = -1
-    """The latest that it has applied. Joining takes longer."""
+    """Latest version that the process has applied. Joining engines takes longer."""
     joined: list[int] = []
-    """Engines that it is connected to."""
+    """Indices of the engines that it is connected to."""
     busy: list[int] = []
-    """Engines that it still needs for live requests, of those that drain."""
+    """Indices of draining engines that it still needs for live requests."""
 
 
 class AdminCommand(msgspec.Struct, frozen=True, tag="command"):
-    """What an operator wants."""
+    """A command of an operator."""
 
     action: Action
     index: int | None = None
-    """Of the engine, for drain, resume and remove."""
+    """Index of the engine, for drain, resume and remove."""
     address: str | None = None
-    """Of a running engine to add; None: start one."""
+    """Address of a running engine to add. `None`: start one."""
     public_key_file: str | None = None
-    """Of that engine, if it is on another machine; None: `--engine-public-key-file`."""
+    """Public key file of that engine, if it is on another machine. `None`: `--engine-public-key-file`."""
     model: str | None = None
-    """To replace the engines with; None: the configured one, read again."""
+    """Model of the new engines, for replace. `None`: the configured model, read again."""
     timeout_s: float | None = None
-    """How long requests may take to finish where they are, before they move; None: no limit."""
+    """Seconds that requests may take to finish before they move to other engines. `None`: no limit."""
     call_id: int = 0
-    """Identifies the answer, between processes."""
+    """Matches the result to the command, between processes."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """An engine, for operators."""
+    """State of an engine, for operators."""
 
     index: int
     state: str
-    """starting, up, draining or down."""
+    """"starting", "up", "draining" or "down"."""
     reason: str = ""
     """Why it is down."""
     address: str = ""
@@ -84,13 +84,13 @@ class EngineStatus(msgspec.Struct, frozen=True):
     weights: str = ""
     """Digest of the weights."""
     is_local: bool = True
-    """This server has started it."""
+    """Whether this server has started it."""
     num_running: int = 0
     num_waiting: int = 0
 
 
 class AdminResult(msgspec.Struct, frozen=True, tag="result"):
-    """The answer to an operator."""
+    """The reply to an operator."""
 
     status: int = 200
     message: str = ""
@@ -105,7 +105,7 @@ _DECODER = msgspec.msgpack.Decoder(Message)
 
 
 async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """Return the next message; None: the other side is gone."""
+    """Return the next message. `None` if the other side has disconnected."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         message: Message = _DECODER.decode(await reader.readexactly(length))
@@ -115,7 +115,7 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
 
 
 def send(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Send a message; one to a process that is gone is lost."""
+    """Send a message; it is lost if the other process is gone."""
     if not writer.is_closing():
         body = msgspec.msgpack.encode(message)
         writer.write(_LENGTH.pack(len(body)) + body)

@@ -25,16 +25,16 @@ from octavo.protocol.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""Interval of checks whether requests have ended and other processes have followed."""
+"""Interval in seconds of checks whether requests have ended and other processes have followed."""
 
 STATS_TIMEOUT_S = 2.0
-"""Time that an engine gets to tell how many requests it has, for a list."""
+"""Seconds that an engine gets to report its number of requests for a list."""
 
 APPLICATIONS_TIMEOUT_S = 60.0
-"""Time for applications that have joined an engine by its address: they do not know that it drains."""
+"""Seconds to wait for applications that joined an engine by its address; they do not know that it drains."""
 
 JOIN_TIMEOUT_S = 60.0
-"""Time that the other processes get to join an engine that answers."""
+"""Seconds that the other processes get to join an engine that is up."""
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = ((InvalidRequestError, 400), (ConflictError, 409), (Exception, 500))
 
@@ -43,9 +43,9 @@ class EngineOperator:
     """Carries out commands, one change of the engines at a time.
 
     Args:
-        client: of this process, which has started the engines or joined them.
-        read: returns the engines' configuration, read again; None: this server starts no engines.
-        join: joins an engine that runs.
+        client: of this process, which has started or joined the engines.
+        read: reads the engines' configuration again. `None`: this server starts no engines.
+        join: joins a running engine.
     """
 
     def __init__(
@@ -59,34 +59,34 @@ class EngineOperator:
         self._engines = client.engine_set
         self._starter = EngineStarter(client, read, join)
         self._leaving: set[int] = set()
-        """Engines whose requests move to others."""
+        """Indices of engines whose requests move to others."""
         self._hidden: set[int] = set()
-        """Engines that other processes must leave."""
+        """Indices of engines that the other processes must leave."""
         self._model: str | None = None
-        """What an operator has replaced the configured model with; None: nothing."""
+        """Model with which an operator has replaced the configured one. `None`: not replaced."""
         self._key_files: dict[int, str | None] = {}
         self._change = ""
-        """The change that is in progress."""
+        """Description of the change that is in progress; empty: none."""
         self._tasks: set[asyncio.Task[AdminResult]] = set()
 
     async def execute(self, command: AdminCommand) -> AdminResult:
-        """Carry out a command to its end, even if its caller does not wait for it; return the engines afterwards."""
+        """Carry out a command to its end, even if the caller is cancelled; return the engines afterwards."""
         task = asyncio.create_task(self._execute(command), name=f"engines: {command.action}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End what is in progress: an engine that starts is stopped. The client is closed by its owner."""
+        """Cancel the change in progress: an engine that starts is stopped. The owner of the client closes it."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.directory.close()
 
     async def restart(self, config: EngineConfig) -> None:
-        """Replace the engines with those of another configuration.
+        """Replace the engines with engines of another configuration.
 
-        Engines that compute the same bits take over the live requests; otherwise these finish where they are.
+        New engines that compute the same bits take over live requests; otherwise the old engines finish them.
 
         Raises:
             StartupError: an engine cannot start; the others continue.
@@ -137,7 +137,7 @@ class EngineOperator:
                     self._model = command.model
 
     async def statuses(self) -> list[EngineStatus]:
-        """Return the engines for operators, with their present numbers of requests."""
+        """Return the engines for operators, with their current numbers of requests."""
         starting = [
             EngineStatus(index, "starting", address=address) for index, address in self._starter.starting.items()
         ]
@@ -147,7 +147,7 @@ class EngineOperator:
     async def _status(self, engine: ConnectedEngine) -> EngineStatus:
         facts, report, stats = engine.link.facts, engine.report(), engine.link.latest_stats
         if engine.link.is_up:
-            with contextlib.suppress(OctavoError):  # it died, or is very busy: the latest numbers are a second old
+            with contextlib.suppress(OctavoError):  # it died, or is busy: the latest numbers are a second old
                 latest = await engine.link.call(GetStats(), timeout_s=STATS_TIMEOUT_S)
                 stats = latest if isinstance(latest, EngineStats) else stats
         return EngineStatus(
@@ -170,10 +170,10 @@ class EngineOperator:
         logger.info("engine %d at %s has joined", index, connection.link.address)
 
     async def _replace(self, config: ResolvedConfig) -> None:
-        """Start an engine for each of ours, one after another; each of them drains as soon as its successor is there.
+        """Start a successor for each of our engines, one after another; an engine drains once its successor is up.
 
-        New requests go to the new engines once there are at least as many of them as of the old ones. If one cannot
-        start, those that were replaced stay so.
+        New requests go to the new engines once there are at least as many of them as of the old ones. If a successor
+        cannot start, engines that were already replaced stay replaced.
         """
         require_same_number(self._client.config, config)
         old = [engine.index for engine in self._engines.all if engine.state is EngineState.SERVING]
@@ -198,14 +198,14 @@ class EngineOperator:
             raise
 
     async def _start_successor(self, index: int, config: ResolvedConfig) -> int:
-        """Start the engine that replaces another one, on its GPUs and cores; return its index."""
+        """Start the successor of an engine, on the same GPUs and cores; return its index."""
         successor = self._free_index()
         place = self._engines[index].config.engine_place
         await self._introduce(successor, await self._starter.start(successor, place, config), must_be_equal=False)
         return successor
 
     async def _exchange(self, index: int, started: list[int], old: list[int]) -> None:
-        """Drain and remove an engine whose successor, the last of `started`, is there."""
+        """Drain and remove an engine whose successor, the last of `started`, is up."""
         successor, remaining = started[-1], old[old.index(index) :]
         is_equal = self._engines[successor].link.facts.identity == self._engines.link.identity
         if is_equal or len(started) >= len(remaining):
@@ -220,10 +220,10 @@ class EngineOperator:
         await self._remove(index)
 
     async def _drain(self, index: int, timeout_s: float | None) -> None:
-        """Let an engine finish its requests; after the timeout the others continue them, if they compute the same bits.
+        """Let an engine finish its requests; after the timeout they move to engines that compute the same bits.
 
         Raises:
-            ConflictError: it is the last one that serves, or it was told to resume meanwhile.
+            ConflictError: it is the last serving engine, or it was resumed meanwhile.
         """
         with self._changing("an engine drains"):
             engine = self._engines[index]
@@ -244,7 +244,7 @@ class EngineOperator:
         logger.info("engine %d serves again", index)
 
     async def _remove(self, index: int) -> None:
-        """Disconnect every process from an engine, which has no requests, and stop it if it is ours."""
+        """Disconnect every process from an idle engine, and stop it if we started it."""
         if index not in self._engines or self._engines[index].state is EngineState.SERVING:
             raise ConflictError(f"engine {index} does not drain any more")
         heirs = [one.index for one in self._engines.all if one.state is EngineState.SERVING and one.process]
@@ -263,7 +263,7 @@ class EngineOperator:
         """Add an engine, and have all processes join it.
 
         Raises:
-            ConfigError: it computes other bits than those that serve, and must not.
+            ConfigError: `must_be_equal`, and it computes other bits than the serving engines.
         """
         try:
             if must_be_equal and connection.link.facts.identity != self._engines.link.identity:
@@ -297,7 +297,7 @@ class EngineOperator:
         self._key_files.pop(index, None)
 
     async def _until_idle(self, index: int, timeout_s: float | None) -> None:
-        """Wait until nobody needs an engine that drains; after the timeout its requests move if they can.
+        """Wait until no process needs a draining engine; after the timeout its requests move if they can.
 
         Raises:
             ConflictError: it serves again.
@@ -325,26 +325,26 @@ class EngineOperator:
         return self._engines.is_idle(index) and not is_needed
 
     async def _serves_applications(self, index: int) -> bool:
-        """Return whether an engine of ours has requests of applications that have joined it by its address."""
+        """Return whether one of our engines has requests of applications that joined it by its address."""
         engine = self._engines[index]
         if engine.process is None or not engine.link.is_up:
             return False
         try:
             stats = await engine.link.call(GetStats())
-        except OctavoError:  # it has just died
+        except OctavoError:  # the engine has just died
             return True
         return not isinstance(stats, EngineStats) or stats.num_running + stats.num_waiting > 0
 
     async def _followed(self, has_followed: Callable[..., bool]) -> None:
-        """Wait until every process has; one that ends meanwhile does not count, its successor does."""
+        """Wait until every process has followed. A process that ends does not count, but its successor does."""
         while not all(has_followed(report) for report in self.directory.reports):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
     async def _hand_over_addresses(self, index: int, heir: int) -> None:
-        """Let applications that have joined an engine find another one when its core is gone."""
+        """Let applications that joined an engine find another one at its address when its core is gone."""
         old, new = self._engines[index], self._engines[heir]
         if old.process and new.process:
-            # A core that starts listens at the address that it was told.
+            # A restarting core listens at the address that it was given.
             while not old.process.is_running and not old.link.failure:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
             old.stay()
@@ -389,7 +389,7 @@ class EngineOperator:
         """Exclude other changes of the engines.
 
         Raises:
-            ConflictError: one is in progress.
+            ConflictError: a change is in progress.
         """
         if self._change:
             raise ConflictError(f"{self._change} at the moment: try again later")

@@ -1,4 +1,4 @@
-"""`EngineStarter`: starts engines of a server's configuration, and joins those that run. Adds them to nothing."""
+"""`EngineStarter`: starts engines of a server's configuration, and joins running ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,12 +17,12 @@ from octavo.protocol.errors import ConflictError
 
 
 class EngineStarter:
-    """New engines for a client. They must have the same tokens as those that it has.
+    """Starts and joins engines for a client. They must have the same tokens as the client's engines.
 
     Args:
-        client: gets the engines later.
-        read: returns the engines' configuration, read again; None: this server starts no engines.
-        join: joins an engine that runs.
+        client: for which the engines are meant.
+        read: reads the engines' configuration again. `None`: this server starts no engines.
+        join: joins a running engine.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class EngineStarter:
         join: Callable[[EngineEntry], Awaitable[EngineConnection]],
     ) -> None:
         self.starting: dict[int, str] = {}
-        """Addresses of the engines that start or are joined at the moment, by index."""
+        """Addresses of the engines that are being started or joined, by index."""
         self._client = client
         self._read = read
         self._join = join
 
     async def configuration(self, model: str | None) -> ResolvedConfig:
-        """Return the configuration of new engines: that of the server, with another model if one is given.
+        """Return the configuration of new engines: the server's, with another model if one is given.
 
         Raises:
             ConflictError: this server starts no engines.
@@ -52,7 +52,7 @@ class EngineStarter:
             config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=model))
         resolved = await asyncio.to_thread(read_config, config)
         await self.require_same_tokens(resolved)
-        if model is not None:  # callers go on with the names that they know
+        if model is not None:  # callers continue to use the names that they know
             resolved = msgspec.structs.replace(resolved, served_model_names=self._client.config.served_model_names)
         return resolved
 
@@ -60,7 +60,7 @@ class EngineStarter:
         """Check that the client can use engines of a configuration.
 
         Raises:
-            ConfigError: they have other tokens.
+            ConfigError: their model has other tokens.
         """
         client = self._client
         tokenizer = await asyncio.to_thread(model_tokenizer, new.model)
@@ -70,7 +70,7 @@ class EngineStarter:
         """Start an engine and wait until it is ready; see `config_of_engine`.
 
         Raises:
-            StartupError: the root cause.
+            StartupError: the engine could not start. The error names the root cause.
         """
         spawned = spawn_engine(config_of_engine(config, index, place), Timeline())
         self.starting[index] = spawned.address
@@ -80,10 +80,10 @@ class EngineStarter:
             del self.starting[index]
 
     async def join(self, index: int, address: str, public_key_file: str | None) -> EngineConnection:
-        """Join an engine that runs.
+        """Join a running engine.
 
         Raises:
-            StartupError: none answers on `address`.
+            StartupError: no engine answers on `address`.
         """
         self.starting[index] = address
         try:

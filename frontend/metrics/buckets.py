@@ -9,7 +9,7 @@ from octavo.frontend.metrics.shared_counters import NUM_COLUMNS
 from octavo.protocol.errors import ConfigError
 
 MAX_EDGES = 64
-"""Of one histogram: the shared memory of all metrics of an engine has room for so many in each."""
+"""Maximum number of edges of one histogram; the shared memory of an engine's metrics has room for this many in each."""
 
 _NAMES = tuple(metric.name for metric in METRICS if metric.kind is Kind.HISTOGRAM)
 
@@ -20,10 +20,10 @@ def read_buckets(text: str | None) -> dict[str, tuple[float, ...]]:
     """Return the upper edges of each histogram that the text names.
 
     Args:
-        text: a JSON object of lists; names may have the prefix "octavo:" or "vllm:". None: names none.
+        text: a JSON object of lists; names may have the prefix "octavo:" or "vllm:". `None`: no histograms.
 
     Raises:
-        ConfigError: it is not valid; names the histogram.
+        ConfigError: the text is invalid; the message names the histogram.
     """
     if text is None:
         return {}

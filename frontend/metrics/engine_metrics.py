@@ -20,13 +20,13 @@ _COUNTERS = (
     *("external_prefix_cache_queries", "external_prefix_cache_hits"),
     *("encoder_cache_queries", "encoder_cache_hits", "encoder_tokens"),
 )
-"""Counters that are fields of `EngineStats` of the same name."""
+"""Counters that correspond to a field of the same name in `EngineStats`."""
 
 _FAILURE_CAUSES = ("exited", "raised", "hung", "not_started", "other_engine")
 """Keys of `EngineStats.worker_failures`."""
 
 _POSITIONS = tuple(map(str, range(16)))
-"""Of drafts among those of a step that have a series of their own."""
+"""Positions of draft tokens within a step that have a series of their own."""
 
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "request_success": tuple(map(str, FinishReason)),
@@ -38,7 +38,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "kv_transfer_total_bytes": ("saved", "loaded"),
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
-"""Values of a metric's one label. All series exist from the start: `rate()` needs a first sample of 0."""
+"""Values of the single label of a metric. All series exist from the start: `rate()` needs a first sample of 0."""
 
 
 class EngineMetrics:
@@ -47,7 +47,7 @@ class EngineMetrics:
     Args:
         counters: storage.
         max_model_len: upper bound of token-count buckets.
-        buckets: upper edges of histograms by name, in place of those of the table.
+        buckets: upper edges of histograms by name; they override the table's.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class EngineMetrics:
         self._counts_engine = counters.row == 0
         self._last = EngineStats()
         self._unobserved_tokens = 0
-        """Tokens of reports without a new step: they count in the next one with a step."""
+        """Tokens of reports without a new step; they are counted with the next report that has a step."""
         self.adapters: tuple[dict[str, str], float] | None = None
-        """Labels with the names of LoRA adapters, and the time of the report with them; None: there was none."""
+        """Labels with the names of LoRA adapters, and the time of their report. `None` if there was none."""
         self.numbers: dict[str, CounterColumns] = {}
-        """By the names of metrics: one column, or one for each of its `LABEL_VALUES`."""
+        """By metric name: one column, or one column for each of the metric's `LABEL_VALUES`."""
         self.histograms: dict[str, SharedHistogram] = {}
         for metric in METRICS:
             if metric.kind is Kind.HISTOGRAM:
@@ -73,16 +73,16 @@ class EngineMetrics:
                 self.numbers[metric.name] = counters.allocate(len(LABEL_VALUES.get(metric.name, "1")))
 
     def add(self, name: str, amount: float, value: str | None = None) -> None:
-        """Increase this process's part of a counter, of the series with this label value if it has several."""
+        """Increase this process's part of a counter; `value` selects the series if it has several."""
         index = 0 if value is None else LABEL_VALUES[name].index(value)
         self.numbers[name].own[index] += max(0, amount)
 
     def observe(self, name: str, value: float, count: int = 1) -> None:
-        """Count a value in a histogram."""
+        """Count a value in a histogram, `count` times."""
         self.histograms[name].observe(value, count)
 
     def on_stats(self, stats: EngineStats) -> None:
-        """Add the growth of the engine's totals. A smaller total means a new core that counts from 0."""
+        """Add the increase of the engine's totals. A total that has decreased means that a new core counts from 0."""
         names = stats.running_adapters, stats.waiting_adapters
         labels = zip(("running_lora_adapters", "waiting_lora_adapters"), map(",".join, names), strict=True)
         self.adapters = dict(labels), time.time()
@@ -120,7 +120,7 @@ class EngineMetrics:
             self.add("spec_decode_num_accepted_tokens_per_pos", accepted[0] - accepted[1], position)
         self.add("worker_requests_resumed", stats.requests_resumed - last.requests_resumed)
         self._set("worker_last_pause_seconds", stats.last_worker_pause_s)
-        # As in vLLM a prompt counts in whole, with what the cache had of it, and so does each generated token.
+        # As in vLLM, a prompt counts completely, including its cached tokens; so does each generated token.
         for count in ("prompt_tokens", "generation_tokens"):
             self._unobserved_tokens += max(0, getattr(stats, count) - getattr(last, count))
         if num_steps := stats.num_steps - last.num_steps:
@@ -148,14 +148,14 @@ class EngineMetrics:
         self.observe("request_params_max_tokens", record.params_max_tokens)
         self.observe("request_num_preemptions", record.num_preemptions)
         times = record.timings
-        if not times.first_token:  # it finished without a token: no latencies
+        if not times.first_token:  # the request finished without a token, so it has no latencies
             return
         decode_s = times.finished - times.first_token
         self.observe("request_queue_time_seconds", times.scheduled - times.queued)
         self.observe("request_prefill_time_seconds", times.first_token - times.scheduled)
         self.observe("request_decode_time_seconds", decode_s)
         self.observe("request_inference_time_seconds", times.finished - times.scheduled)
-        # The timings are of one sequence; divide the tokens of all n sequences.
+        # The timings are those of one sequence, so divide the tokens of all n sequences.
         num_later_tokens = record.num_generation_tokens / record.params_n - 1
         if num_later_tokens > 0:
             self.observe("request_time_per_output_token_seconds", decode_s / num_later_tokens)

@@ -1,4 +1,4 @@
-"""`Metrics`: an `Observer` that keeps the metrics of `names.py` for each engine and renders them for Prometheus."""
+"""`Metrics`: an `Observer` that maintains the metrics of `names.py` for each engine and renders them for Prometheus."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ VLLM_PREFIX = "vllm:"
 
 
 class Metrics(Collector):
-    """An `Observer` that keeps Prometheus metrics in a registry of its own.
+    """An `Observer` that maintains Prometheus metrics in a registry of its own.
 
     Args:
         config: of the engines; source of label values.
         max_model_len: of the engines; upper bound of token-count buckets.
-        engine_blocks: returns the KV blocks of each engine, by index: these engines are exported.
-        has_vllm_names: also export every metric under vLLM's prefix.
-        counters: storage. If shared, every process exports the totals of all. Engine-wide metrics are counted by
-            the process of the first row only.
-        buckets: upper edges of histograms by name, in place of those of the table.
+        engine_blocks: returns the number of KV blocks of each exported engine, by index.
+        has_vllm_names: export every metric under vLLM's prefix, too.
+        counters: storage. If it is shared, every process exports the totals of all processes. Engine-wide metrics are
+            counted only by the process of the first row.
+        buckets: upper edges of histograms by name; they override the table's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Metrics(Collector):
         return render_together([self])
 
     def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
-        """Add the growth of an engine's totals."""
+        """Add the increase of an engine's totals."""
         self._of(engine).on_stats(stats)
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float, engine: int = 0) -> None:
@@ -73,7 +73,7 @@ class Metrics(Collector):
 
     @property
     def num_live_requests(self) -> int:
-        """Unfinished requests of all processes."""
+        """Number of unfinished requests of all processes."""
         return int(self._live.sums()[0])
 
     def on_first_token(self, latency_s: float, engine: int = 0) -> None:
@@ -85,11 +85,11 @@ class Metrics(Collector):
         self._of(engine).observe("inter_token_latency_seconds", latency_s / num_tokens, num_tokens)
 
     def on_rejected(self, limit: str, engine: int = 0) -> None:
-        """Count a request rejected because of this queue limit."""
+        """Count a request that was rejected because of a queue limit."""
         self._of(engine).add("admission_rejections", 1, limit)
 
     def on_media_query(self, *, is_hit: bool) -> None:
-        """Count an image. The cache is that of this process, so it counts for the first engine."""
+        """Count a cache lookup of an image. The cache belongs to this process, so it counts for the first engine."""
         metrics = self._of(0)
         metrics.add("mm_cache_queries", 1)
         metrics.add("mm_cache_hits", int(is_hit))
@@ -132,7 +132,7 @@ class Metrics(Collector):
                 yield number_family(metric.kind, name, metric.help, series, self._created_s)
 
     def _of(self, engine: int) -> EngineMetrics:
-        """Return the metrics of an engine."""
+        """Return the metrics of an engine, creating them if necessary."""
         if (found := self._engines.get(engine)) is None:
             found = self._engines[engine] = EngineMetrics(
                 self._counters.section(engine), self._max_model_len, self._buckets
@@ -158,7 +158,7 @@ class Metrics(Collector):
             yield {**labels, label: value}, total
 
     def _creation_time(self) -> float:
-        """Return when counting began, in seconds since the epoch, as the first row's process wrote it."""
+        """Return when counting began, in seconds since the epoch; the process of the first row wrote it."""
         column = self._counters.allocate(1)
         if self._counters.row == 0:
             column.own[0] = time.time()
@@ -166,7 +166,7 @@ class Metrics(Collector):
 
 
 def render_together(several: Sequence[Metrics]) -> bytes:
-    """Return the metrics of several models in Prometheus' text format: they differ in `model_name`."""
+    """Return the metrics of several models in Prometheus' text format; they differ in the label `model_name`."""
     own = CollectorRegistry(auto_describe=False)
     own.register(_MergedMetrics(several))
     registries = [own]
@@ -178,7 +178,7 @@ def render_together(several: Sequence[Metrics]) -> bytes:
 
 
 class _MergedMetrics(Collector):
-    """Each metric once, with the series of all models: the text format allows a name only one block."""
+    """Each metric once, with the series of all models: the text format allows one block per name."""
 
     def __init__(self, several: Sequence[Metrics]) -> None:
         self._several = several

@@ -1,6 +1,6 @@
 """`SharedHistogram`: a Prometheus histogram stored in `SharedCounters`; observing costs one bisection.
 
-prometheus_client's histogram scans its buckets under a lock. With a dozen histograms per request that costs more than
+prometheus_client's histogram scans its buckets under a lock. With a dozen histograms per request, that costs more than
 tokenizing the request.
 """
 
@@ -15,7 +15,7 @@ from octavo.frontend.metrics.shared_counters import CounterColumns
 
 
 def num_columns(edges: Sequence[float]) -> int:
-    """Return how many columns a histogram with these edges needs."""
+    """Return the number of columns that a histogram with these edges needs."""
     return len(edges) + 2
 
 
@@ -35,7 +35,7 @@ class SharedHistogram:
 
     @property
     def counts(self) -> list[int]:
-        """Values in each bucket, including the overflow bucket."""
+        """Number of values in each bucket, including the overflow bucket."""
         return [int(count) for count in self._columns.sums()[:-1]]
 
     def observe(self, value: float, count: int = 1) -> None:
@@ -44,7 +44,7 @@ class SharedHistogram:
         self._own[-1] += value * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Mapping[str, str], created_s: float) -> None:
-        """Add the series as it is now.
+        """Add the current series to a metric.
 
         Args:
             family: the metric.

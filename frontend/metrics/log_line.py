@@ -8,20 +8,20 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLine:
-    """Computes rates from the growth of the engines' totals."""
+    """Computes rates from the increase of the engines' totals."""
 
     def __init__(self, now_s: float) -> None:
         self._last: dict[int, EngineStats] = {}
         self._last_s = now_s
 
     def next(self, reports: Mapping[int, EngineStats], now_s: float) -> str | None:
-        """Return the line for the time since the last call, None if no engine had work.
+        """Return the line for the time since the last call. `None` if no engine had work.
 
         Args:
-            reports: the newest totals of each engine, by index.
-            now_s: of a monotonic clock.
+            reports: latest totals of each engine, by index.
+            now_s: monotonic time.
         """
-        # Each engine alone: in the sum, the totals of one that restarts or leaves would hide what the others do.
+        # Per engine: in a sum, an engine that restarts or leaves would hide the work of the others.
         last = [self._before(index, stats) for index, stats in reports.items()]
         seconds, self._last, self._last_s = now_s - self._last_s, dict(reports), now_s
         now, before = total([EngineStats(), *reports.values()]), total([EngineStats(), *last])
@@ -48,6 +48,6 @@ class ThroughputLine:
         return ", ".join(parts)
 
     def _before(self, index: int, stats: EngineStats) -> EngineStats:
-        """Return an engine's totals of the last call. A smaller total means a new core that counts from 0."""
+        """Return an engine's totals at the last call. If a total has decreased, a new core counts from 0."""
         last = self._last.get(index, EngineStats())
         return last if stats.num_steps >= last.num_steps else EngineStats()

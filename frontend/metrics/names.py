@@ -10,7 +10,7 @@ from octavo.protocol.config import ResolvedConfig
 
 
 class Kind(Enum):
-    """How Prometheus understands a metric."""
+    """Prometheus type of a metric."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -33,12 +33,12 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 PREEMPTION_COUNTS = (0, 1, 2, 5, 10)
 UP_TO_MODEL_LEN = ()
-"""Placeholder for 1, 2, 5, 10, ... up to `max_model_len`, which is known when the engine runs."""
+"""Placeholder for 1, 2, 5, 10, ... up to `max_model_len`, which is known only at run time."""
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """One metric; every one also carries the labels `model_name` and `engine`."""
+    """One metric. Every metric also has the labels `model_name` and `engine`."""
 
     name: str
     kind: Kind
@@ -166,7 +166,7 @@ TENANT_METRICS: tuple[MetricName, ...] = (
         "tokens_per_minute or max_concurrent_requests.", ("reason",),
     ),
 )  # fmt: skip
-"""Metrics of servers with `--tenants`. They carry the label `tenant`, the name, and none of an engine."""
+"""Metrics of servers with `--tenants`. They have the label `tenant` (its name), and no label of an engine."""
 
 
 def token_count_buckets(max_model_len: int) -> tuple[float, ...]:

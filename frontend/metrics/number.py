@@ -15,9 +15,9 @@ def number_family(
 
     Args:
         kind: counter or gauge.
-        name: with prefix.
+        name: including the prefix.
         help_text: for `/metrics`.
-        series: labels and value of each.
+        series: labels and value of each series.
         created_s: when counting began, in seconds since the epoch.
     """
     if kind is Kind.GAUGE:

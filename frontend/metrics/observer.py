@@ -13,25 +13,25 @@ class Observer(Protocol):
     """Receives every latency and every finished request. Called on the event loop: must not block."""
 
     def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
-        """The totals of one of the client's engines; they never decrease during the life of its core."""
+        """Handle the totals of an engine; they never decrease during the life of its core."""
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float, engine: int = 0) -> None:
-        """A new core of an engine took over: how many requests continue there, and how long they were paused."""
+        """Handle the takeover by a new core: `num_requests` requests continue there after `pause_s` seconds."""
 
     def on_live_requests(self, count: int) -> None:
-        """The number of unfinished requests changed."""
+        """Handle a change of the number of unfinished requests."""
 
     def on_first_token(self, latency_s: float, engine: int = 0) -> None:
-        """Time from a request's arrival to its first token."""
+        """Handle the time from a request's arrival to its first token."""
 
     def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
-        """Time between the previous output of a request and this one with `num_tokens` tokens."""
+        """Handle the time between the previous output of a request and this output of `num_tokens` tokens."""
 
     def on_rejected(self, limit: str, engine: int = 0) -> None:
-        """A request was rejected because of this queue limit."""
+        """Handle the rejection of a request because of a queue limit."""
 
     def on_media_query(self, *, is_hit: bool) -> None:
-        """A processed image was looked up in the cache of this process."""
+        """Handle a lookup of a processed image in the cache of this process."""
 
     def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
-        """A request finished, for whatever reason."""
+        """Handle the end of a request, for whatever reason."""

@@ -11,20 +11,20 @@ class RequestRecord:
 
     num_prompt_tokens: int
     num_generation_tokens: int
-    """Over all sequences of the request."""
+    """Number of generated tokens of all sequences of the request."""
     max_generation_tokens: int
-    """Of the longest sequence."""
+    """Number of generated tokens of the longest sequence."""
     num_cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     num_preemptions: int
     finish_reason: str
     """"stop", "length", "repetition", "abort" or "error"."""
     params_n: int
     params_max_tokens: int
     e2e_s: float
-    """From the caller's request to its last token, on the frontend's clock."""
+    """Seconds from the caller's request to its last token, on the frontend's clock."""
     timings: RequestTimings
-    """On the core's clock; 0.0 for an event that never happened."""
+    """Times on the core's clock; 0.0 for an event that never happened."""
     temperature: float | None = None
     """None: it does not sample."""
     top_p: float | None = None
@@ -33,5 +33,5 @@ class RequestRecord:
 
     @property
     def first_token_s(self) -> float:
-        """From the caller's request to its first token, if it had one."""
+        """Seconds from the caller's request to its first token, if it had one."""
         return self.e2e_s - (self.timings.finished - self.timings.first_token)

@@ -1,6 +1,6 @@
 """`SharedCounters`: counters of several processes in shared memory, one row per process.
 
-Each process writes only its own row, so there are no locks. The sum over all rows is the total, including the counts of
+Each process writes only its own row, so there are no locks. The total is the sum over all rows, including the rows of
 processes that have died.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NUM_COLUMNS = 2048
-"""Of one section."""
+"""Number of columns of one section."""
 NUM_SECTIONS = 256
-"""Of one row, beside the columns that belong to no section. Pages that nobody writes take no memory."""
+"""Number of sections of a row, besides the columns without a section. Unwritten pages take no memory."""
 _NUM_ROW_COLUMNS = NUM_COLUMNS * (1 + NUM_SECTIONS)
 _NUM_ROW_BYTES = 8 * _NUM_ROW_COLUMNS
 
@@ -28,7 +28,7 @@ class CounterColumns:
 
     def __init__(self, own: "memoryview[float]", rows: Sequence["memoryview[float]"]) -> None:
         self.own = own
-        """Write here. A write of one float64 is atomic."""
+        """Values of this process, which may write them. A write of one float64 is atomic."""
         self._rows = rows
 
     def sums(self) -> list[float]:
@@ -42,7 +42,7 @@ class SharedCounters:
     Args:
         memory: all rows, initially zero.
         row: index of this process.
-        section: of each row; -1: the columns of no section.
+        section: index of the section. -1: the columns without a section.
     """
 
     def __init__(self, memory: "memoryview[int]", row: int = 0, section: int = -1) -> None:
@@ -68,7 +68,7 @@ class SharedCounters:
 
     @classmethod
     def attach(cls, path: Path, row: int) -> "SharedCounters":
-        """Attach to a row. The counts of an earlier process of this row stay."""
+        """Attach to a row. The counts of an earlier process of this row remain."""
         with path.open("r+b") as file:
             return cls(memoryview(mmap.mmap(file.fileno(), 0)), row)
 

@@ -1,1 +1,1 @@
-"""Receipts: what an answer was computed from and with which bits, so that it can be computed again and compared."""
+"""Receipts: the inputs and digests of a response, so that it can be computed again and compared bit for bit."""

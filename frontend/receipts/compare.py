@@ -1,4 +1,4 @@
-"""Compares a receipt with that of the same request computed again. Computes nothing itself."""
+"""Compares a receipt with the receipt of the same request computed again. Computes nothing itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -8,14 +8,14 @@ from octavo.frontend.receipts.receipt import PromptReceipt, Receipt, SequenceRec
 from octavo.protocol.config.sources import engine_fields, spelled
 
 _MANY_WORDS = 4
-"""Of longer values only the words are shown that the other one lacks."""
+"""Values with more words than this are not shown; only the words that the other value lacks are."""
 
 _OF_RESPONSES = ("index", "weight_versions")
 """Fields of a choice that say nothing about its content."""
 
 
 class Outcome(IntEnum):
-    """How a comparison ended, as an exit status."""
+    """Result of a comparison, as an exit status."""
 
     EQUAL = 0
     DIFFERENT = 1
@@ -23,20 +23,20 @@ class Outcome(IntEnum):
 
 
 class Verdict(NamedTuple):
-    """The outcome for one answer, and why."""
+    """The outcome for one response, and the reason."""
 
     outcome: Outcome
     text: str
 
 
 def compare_fingerprints(recorded: Mapping[str, str], computed: Mapping[str, str]) -> str | None:
-    """Return in which parts two fingerprints differ; None: in none."""
+    """Return the parts in which two fingerprints differ. `None` if they are equal."""
     names = [name for name in {**recorded, **computed} if recorded.get(name) != computed.get(name)]
     return "; ".join([_differing(name, recorded.get(name, ""), computed.get(name, "")) for name in names]) or None
 
 
 def compare_answers(recorded: Receipt, computed: Sequence[PromptReceipt]) -> Verdict:
-    """Compare the prompts of two receipts of equal fingerprints."""
+    """Compare the prompts of two receipts whose fingerprints are equal."""
     verdict = _compare_all(recorded.prompts, computed)
     module = recorded.fingerprint.get("variant_module")
     if module and verdict.outcome is Outcome.DIFFERENT:
@@ -46,11 +46,11 @@ def compare_answers(recorded: Receipt, computed: Sequence[PromptReceipt]) -> Ver
 
 
 def compare_choices(saved: Sequence[Mapping[str, Any]], computed: Sequence[Mapping[str, Any]]) -> Verdict | None:
-    """Compare what two responses with equal tokens show; None: the same.
+    """Compare the contents of two responses with equal tokens. `None` if they are equal.
 
     Args:
         saved: choices of the response.
-        computed: those of the same request computed again, in the same order.
+        computed: choices of the same request computed again, in the same order.
     """
     if len(saved) != len(computed):
         return Verdict(Outcome.DIFFERENT, f"the response has {len(saved)} choices, computed were {len(computed)}")
@@ -67,7 +67,7 @@ def compare_choices(saved: Sequence[Mapping[str, Any]], computed: Sequence[Mappi
 
 
 def is_aborted(receipt: Receipt) -> bool:
-    """Return whether somebody ended a sequence early: it is compared up to there."""
+    """Return whether a sequence was aborted; it is compared up to that point."""
     return any(sequence.finish_reason == "abort" for prompt in receipt.prompts for sequence in prompt.sequences)
 
 
@@ -87,7 +87,7 @@ def _compare_all(recorded: Sequence[PromptReceipt], computed: Sequence[PromptRec
 
 
 def _incomparable(recorded: PromptReceipt, computed: PromptReceipt) -> str | None:
-    """Return why two requests are not the same after all."""
+    """Return why two requests differ after all. `None` if they are the same."""
     if recorded.prompt != computed.prompt:
         lengths = f"{recorded.num_prompt_tokens} in the receipt, {computed.num_prompt_tokens} here"
         return f"the prompt has other tokens ({lengths}): the chat template, its settings or the tokenizer differ"
@@ -105,7 +105,7 @@ def _incomparable(recorded: PromptReceipt, computed: PromptReceipt) -> str | Non
 
 
 def _different(recorded: PromptReceipt, computed: PromptReceipt) -> str | None:
-    """Return the first difference of the sequences."""
+    """Return a description of the first difference between the sequences. `None` if there is none."""
     if recorded.prompt_logprobs != computed.prompt_logprobs:
         return f"different logprobs of the prompt: {recorded.prompt_logprobs} recorded, {computed.prompt_logprobs} here"
     if len(recorded.sequences) != len(computed.sequences):

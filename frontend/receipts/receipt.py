@@ -1,4 +1,4 @@
-"""`Receipt`: the fingerprint of an engine, and the tokens and digests of one of its answers. Computes nothing."""
+"""`Receipt`: the fingerprint of an engine, and the tokens and digests of one of its responses. Computes nothing."""
 
 import hashlib
 import struct
@@ -14,10 +14,10 @@ FORMAT = 1
 
 DIGEST_BYTES = 16
 TOKEN_DIGEST_BYTES = 4
-"""Enough to find the first token whose logprobs differ; the digest of the sequence covers all of them."""
+"""Sufficient to find the first token whose logprobs differ; the digest of the sequence covers all of them."""
 
 LOG_FILES = "receipts-*.jsonl"
-"""In the directory of a log."""
+"""Pattern of the files in a log's directory."""
 
 _CANDIDATE = struct.Struct("<qdq")
 
@@ -28,14 +28,14 @@ class SequenceReceipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     index: int
     token_ids: list[int]
     logprobs: str
-    """For each token the digest of its logprob and of those of the alternatives, in 8 hexadecimal digits."""
+    """For each token, the digest of its logprob and of its alternatives' logprobs, as 8 hexadecimal digits."""
     digest: str
-    """Of all tokens and of the bits of their logprobs."""
+    """Digest of all tokens and of the bits of their logprobs."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     def logprobs_at(self, position: int) -> str:
-        """Return the digest of a token's logprobs."""
+        """Return the digest of the logprobs of one token."""
         width = 2 * TOKEN_DIGEST_BYTES
         return self.logprobs[position * width : (position + 1) * width]
 
@@ -47,23 +47,23 @@ class PromptReceipt(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Digest of the token ids, and of the rows of prompt embeddings."""
     num_prompt_tokens: int
     params: dict[str, Any]
-    """The sampling parameters, with the defaults of the model. Those with their default values are left out."""
+    """Sampling parameters, with the model's defaults applied. Parameters with their built-in default are left out."""
     sequences: list[SequenceReceipt]
     seed: int | None = None
-    """None: a beam search, which draws nothing."""
+    """Seed. `None` for a beam search, which draws nothing."""
     prompt_logprobs: str | None = None
-    """Digest of their bits; None: the caller did not ask for any."""
+    """Digest of the bits of the prompt's logprobs. `None` if the caller did not request any."""
 
 
 class Receipt(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one HTTP request was computed with, and what came of it."""
+    """Inputs and results of one HTTP request."""
 
     format: int
     fingerprint: dict[str, str]
-    """What bits depend on besides the request: `identity_parts`, "weights" and "adapter"."""
+    """Everything that results depend on besides the request: `identity_parts`, "weights" and "adapter"."""
     prompts: list[PromptReceipt]
     digest: str
-    """Of all of the above: equal requests with equal seeds have equal digests on engines of equal fingerprints."""
+    """Digest of all of the above. Equal requests and seeds have equal digests on engines of equal fingerprints."""
 
     @classmethod
     def of(cls, fingerprint: dict[str, str], prompts: list[PromptReceipt]) -> "Receipt":
@@ -76,12 +76,12 @@ class Record(msgspec.Struct, kw_only=True):
     """A line of the log: a receipt with its request."""
 
     time: float
-    """When the answer was complete, in seconds since the epoch."""
+    """When the response was complete, in seconds since the epoch."""
     id: str
     url: str
     """Path of the route."""
     request: msgspec.Raw
-    """The body."""
+    """The request body."""
     receipt: Receipt
 
 
@@ -91,7 +91,7 @@ def digest(data: bytes) -> str:
 
 
 def logprob_bits(position: PositionLogprobs | None) -> bytes:
-    """Return the tokens at a position with the bits of their logprobs and their ranks, in the order of the outputs."""
+    """Encode the tokens at a position with the bits of their logprobs and their ranks, in the order of the outputs."""
     return b"".join(
         [_CANDIDATE.pack(token_id, one.logprob, one.rank or -1) for token_id, one in (position or {}).items()]
     )

@@ -1,4 +1,4 @@
-"""`Recorder`: makes the receipt of one HTTP request while its answer is generated."""
+"""`Recorder`: makes the receipt of one HTTP request while its response is generated."""
 
 import hashlib
 import time
@@ -41,8 +41,8 @@ class Recorder:
         client: of the engine.
         url: path of the route.
         request: the body, for the log.
-        log: gets the receipt; None: it is only shown.
-        is_shown: the answer has the receipt.
+        log: receives the receipt. `None`: the receipt is only shown.
+        is_shown: whether the response contains the receipt.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Recorder:
         self._receipt: Receipt | None = None
 
     def prepare(self, one: PreparedGeneration, request_id: str) -> PreparedGeneration:
-        """Return the generation of the next prompt, with a seed, and with logprobs if it has none."""
+        """Return the generation of the next prompt, with a seed added if it has none, and with logprobs."""
         if not self._prompts:
             self._id = request_id
             self._weights = self._client.facts.weights_digest
@@ -73,11 +73,11 @@ class Recorder:
         return replace(one, params=msgspec.structs.replace(params, seed=seed, logprobs=logprobs))
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
-        """Note what is new, and remove the logprobs that the caller did not ask for from the output."""
+        """Record the new tokens of an output, and remove logprobs from it that the caller did not request."""
         self._prompts[prompt_index].add(output)
 
     def finish(self) -> None:
-        """Note that the answer is complete, and log its receipt."""
+        """Complete the receipt, and log it."""
         facts = self._client.facts
         weights = self._weights
         if weights != facts.weights_digest or any(prompt.has_mixed_weights for prompt in self._prompts):
@@ -95,7 +95,7 @@ class Recorder:
 
     @property
     def shown(self) -> Receipt | msgspec.UnsetType:
-        """The receipt, for an answer that is complete; UNSET if its caller did not ask for it."""
+        """The receipt of a complete response. UNSET if its caller did not request one."""
         assert self._receipt is not None or not self.is_shown, "`finish` comes first"
         return self._receipt if self._receipt is not None and self.is_shown else msgspec.UNSET
 
@@ -141,7 +141,7 @@ class _Prompt:
 
 
 class _Sequence:
-    """Tokens and digests so far."""
+    """Tokens and digests of a sequence so far."""
 
     def __init__(self) -> None:
         self.weight_versions: set[int] = set()
@@ -172,7 +172,7 @@ class _Sequence:
 
 
 def _described(one: PreparedGeneration, max_model_len: int) -> dict[str, Any]:
-    """Return the parameters of a generation as JSON values; long ones as digests."""
+    """Return the parameters of a generation as JSON values; long values as digests."""
     params = one.params
     plain = msgspec.structs.replace(params, structured_outputs=None)
     described: dict[str, Any] = msgspec.to_builtins(plain, str_keys=True)

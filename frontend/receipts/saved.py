@@ -1,6 +1,6 @@
-"""Saved answers with their receipts: the log of a server, results of a batch, and responses saved with their requests.
+"""Saved responses with receipts: a server's log, results of a batch, and responses saved with their requests.
 
-Reads files and makes the requests that compute the answers again. Starts nothing.
+Reads files and makes the requests that compute the responses again. Starts nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,13 +16,13 @@ CHAT_BATCH = "/v1/chat/completions/batch"
 COMPLETIONS = "/v1/completions"
 
 _ROUTE_OF = {"chat.completion": CHAT, "chat.completion.chunk": CHAT, "text_completion": COMPLETIONS}
-"""By the field `object` of a response."""
+"""Route by the field `object` of a response."""
 
 _OWN = (
     *("model", "seed", "stream", "stream_options", "stream_interval", "request_id", "priority", "return_receipt"),
     "speculation",
 )
-"""Fields that a request which is computed again has for itself; none of them but the seed changes tokens."""
+"""Fields that a repeated request sets itself; of these, only the seed affects tokens."""
 
 _NO_REQUEST = 'has no request: save it beside the response, as {"request": ..., "response": ...}'
 _NO_RECEIPT = "has no receipt: ask for one with return_receipt, or octavo run-batch --return-receipts"
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 class SavedAnswer(msgspec.Struct, kw_only=True):
-    """An answer that can be computed again."""
+    """A response that can be computed again."""
 
     name: str
     """File and line."""
@@ -39,18 +39,18 @@ class SavedAnswer(msgspec.Struct, kw_only=True):
     request: Json
     receipt: Receipt
     choices: list[Json]
-    """Of the response; [] if it was a stream, or only its receipt was saved."""
+    """Choices of the response. Empty if it was streamed, or if only its receipt was saved."""
 
     @property
     def adapter(self) -> str:
-        """Digest of the LoRA adapter or soft prompt; "": there is none."""
+        """Digest of the LoRA adapter or soft prompt. Empty if there is none."""
         return self.receipt.fingerprint.get("adapter", "")
 
     def bodies(self, model: str | None) -> list[bytes]:
-        """Return a request for each prompt, with the seed of its receipt.
+        """Return a request body for each prompt, with the seed of its receipt.
 
         Args:
-            model: name of the adapter here; None: the model alone.
+            model: name of the adapter in the repeating engine. `None`: the model without an adapter.
         """
         shared = {name: value for name, value in self.request.items() if name not in _OWN}
         shared |= {"return_receipt": True} | ({} if model is None else {"model": model})
@@ -62,12 +62,12 @@ class SavedAnswer(msgspec.Struct, kw_only=True):
 
     @property
     def fault(self) -> str:
-        """Why the receipt cannot be that of the request; "": it can."""
+        """Why the receipt cannot belong to the request. Empty if it can."""
         num_prompts, num_receipts = len(self._parts()), len(self.receipt.prompts)
         return "" if num_prompts == num_receipts else f"has {num_prompts} prompts, its receipt has {num_receipts}"
 
     def _parts(self) -> list[Json]:
-        """Return the fields of each prompt: one request with several prompts cannot have a seed for each."""
+        """Return the fields of each prompt: one request with several prompts cannot have a seed per prompt."""
         if self.url == CHAT:
             messages = self.request.get("messages")
             is_batch = isinstance(messages, list) and any(isinstance(one, list) for one in messages)
@@ -81,16 +81,16 @@ class SavedAnswer(msgspec.Struct, kw_only=True):
 
 
 class Unusable(msgspec.Struct):
-    """A line that cannot be compared with anything."""
+    """A line that cannot be compared."""
 
     name: str
     reason: str
 
 
 def read_answers(path: Path) -> Iterator[SavedAnswer | Unusable]:
-    """Yield the answers in a file, or in the files of a log's directory.
+    """Yield the responses in a file, or in the files of a log's directory.
 
-    A file has one JSON object, or one on each line.
+    A file contains one JSON object, or one per line.
 
     Raises:
         OSError: a file cannot be read.
@@ -116,7 +116,7 @@ def _read_lines(name: str, lines: Iterable[bytes], file: Path) -> Iterator[Saved
 
 
 def _whole(file: Path) -> Any:
-    """Return the one JSON value of a file, None if there is none."""
+    """Return the single JSON value of a file. `None` if there is none."""
     try:
         return msgspec.json.decode(file.read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -127,9 +127,9 @@ def _read(name: str, content: Any) -> SavedAnswer | Unusable:
     if not isinstance(content, dict):
         return Unusable(name, "is not a JSON object")
     request, url, response = content.get("request"), content.get("url"), content.get("response")
-    if isinstance(error := content.get("error"), dict):  # of a batch
+    if isinstance(error := content.get("error"), dict):  # in results of a batch
         return Unusable(name, f"has no answer: {error.get('message')}")
-    if isinstance(response, dict) and "status_code" in response:  # of a batch
+    if isinstance(response, dict) and "status_code" in response:  # in results of a batch
         response = response.get("body")
         url, request = (request.get("url"), request.get("body")) if isinstance(request, dict) else (None, None)
     response = response if isinstance(response, dict) else {}
@@ -154,7 +154,7 @@ def _read(name: str, content: Any) -> SavedAnswer | Unusable:
 
 
 def _seed(prompt: PromptReceipt) -> Json:
-    """Return the field `seed`, which is signed: noise depends on its lowest 64 bits."""
+    """Return the field `seed` as a signed integer: noise depends on its lowest 64 bits."""
     if prompt.seed is None:
         return {}
     return {"seed": prompt.seed - 2**64 if prompt.seed >= 2**63 else prompt.seed}

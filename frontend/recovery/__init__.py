@@ -1,1 +1,1 @@
-"""Recovery from crashes of the core: restarting it, and resubmitting its requests to the next one."""
+"""Recovery from crashes of the core: restarts the core, and resubmits its requests to the new one."""

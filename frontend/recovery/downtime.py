@@ -1,4 +1,4 @@
-"""Downtime, the time between two cores: its cause, its limit, and how it ended."""
+"""Downtime, the time between two cores: its cause, its limit, and its end."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class Downtime:
     """The time between two cores."""
 
     cause: str
-    """Why the first one is gone."""
+    """Why the first core is gone."""
     since_s: float
-    """When that was noticed, on the monotonic clock."""
+    """Monotonic time at which its loss was noticed."""
     kind: RestartCause
 
 
@@ -24,14 +24,14 @@ class Resumption:
     kind: RestartCause
     pause_s: float
     num_requests: int
-    """Live requests that were submitted to the new core."""
+    """Number of live requests that were submitted to the new core."""
 
 
 @dataclass(frozen=True)
 class ReconnectPolicy:
-    """What a link does when it loses its core."""
+    """Behavior of a link after it has lost its core."""
 
     limit_s: float | None = 0.0
-    """How long to wait for another core; 0: fail at once; None: wait until `fail` is called."""
+    """Seconds to wait for another core. 0: fail at once; `None`: wait until `fail` is called."""
     max_num_waiting: int = 0
-    """New requests that may wait for the next core; 0: no limit."""
+    """Maximum number of new requests that wait for the next core. 0: no limit."""

@@ -1,6 +1,6 @@
 """`EngineSupervisor`: restarts our own engine when its core dies or hangs, until the restart policy gives up.
 
-The link takes care of the requests; `protocol/restarts.py` decides when to try again.
+The link handles the requests; `protocol/restarts.py` decides when to retry.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from octavo.protocol.supervise import ChildExited
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often a core that owes an answer is checked. Ticks are counted, not seconds: while this process is suspended, the
-core may well have answered."""
+"""Seconds between checks of a core that owes a reply. Ticks are counted instead of time: if this process was suspended,
+the core may have replied meanwhile."""
 
 
 class RestartableEngine(Protocol):
-    """The part of `LaunchedEngine` that is needed here."""
+    """The part of `LaunchedEngine` that is used here."""
 
     def kill(self) -> None:
         """End the core at once."""
 
     def read_pulse(self) -> Pulse | None:
-        """Return the latest core's pulse, also after its death; None if it never had one."""
+        """Return the latest core's pulse, even after its death. `None` if it never had one."""
 
     async def restart(self, cause: str) -> None:
-        """Start another core and wait until it is ready; `cause`: how the previous one ended."""
+        """Start a new core and wait until it is ready; `cause` says how the previous one ended."""
 
 
 class Link(Protocol):
-    """The part of `CoreLink` that is needed here."""
+    """The part of `CoreLink` that is used here."""
 
     failure: EngineDeadError | None
     num_heard: int
@@ -48,14 +48,14 @@ class Link(Protocol):
 
     @property
     def is_up(self) -> bool:
-        """True while there is a core."""
+        """Whether a core is up."""
 
     @property
     def expects_answer(self) -> bool:
-        """True while a live core owes an answer."""
+        """Whether a core is up and owes a reply."""
 
     def lose(self, cause: str, kind: RestartCause) -> None:
-        """Report that the core is gone; another may follow."""
+        """Report that the core is gone, and another may follow."""
 
     def fail(self, cause: str) -> None:
         """Report that there will be no other core."""
@@ -70,8 +70,8 @@ class EngineSupervisor:
     Args:
         engine: to restart.
         link: to its core.
-        hang_timeout_s: a core that owes an answer and sends nothing for so long is killed; 0: never.
-        has_work: whether the core's pulse says that it has work, which may be other frontends'.
+        hang_timeout_s: a core that owes a reply and is silent for this many seconds is killed. 0: never.
+        has_work: returns whether the core has work according to its pulse, possibly of other frontends.
         on_given_up: called with the cause after the engine was given up.
     """
 
@@ -90,15 +90,15 @@ class EngineSupervisor:
         self._on_given_up = on_given_up
         self._policy = RestartPolicy()
         self._ready_s = time.monotonic()
-        """When the current core became ready."""
+        """Monotonic time at which the current core became ready."""
         self._hang = ""
-        """Why we killed the core, until its exit is noticed."""
+        """Why we killed the core; cleared when its exit is noticed."""
         self._restarting: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._watching = asyncio.create_task(self._watch(), name="octavo engine: watch") if hang_timeout_s else None
 
     def on_exit(self, exited: ChildExited) -> None:
-        """Handle the end of the core; called by whoever watches its process."""
+        """Handle the end of the core; called by the watcher of its process."""
         kind: RestartCause = "core_hung" if self._hang else "core_died"
         cause, self._hang = self._hang or self._link.last_words or str(exited), ""
         if self._link.failure:  # an orderly shutdown: nobody waits for another core
@@ -112,7 +112,7 @@ class EngineSupervisor:
             self._policy.progress()
         # The next core may die before it sends anything.
         self._link.last_words = ""
-        # Its last message, which says more, may still be on its way.
+        # Its last message, which says more, may still be in transit.
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._link.lose, cause, kind)
         self._restarting = asyncio.create_task(
             self._restart(cause, is_isolated=pulse is not None and pulse.is_isolating), name="octavo engine: restart"
@@ -149,7 +149,7 @@ class EngineSupervisor:
                 return
 
     async def _watch(self) -> None:
-        """Kill a core that has an answer outstanding and does not answer a probe either."""
+        """Kill a core that owes a reply and does not reply to a probe either."""
         num_silent_ticks, num_heard = 0, -1
         limit = max(2, round(self._hang_timeout_s / TICK_S))
         while True:

@@ -1,4 +1,4 @@
-"""`InFlightRequests`: what was submitted to the engine, what was delivered, and what to submit again after a crash.
+"""`InFlightRequests`: submitted requests, their delivered outputs, and what to submit again after a crash.
 
 It has no socket, no clock and no text: the link reports every message to it, and sends what it returns.
 """
@@ -15,36 +15,36 @@ from octavo.protocol.requests import Submit
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A live request: what was submitted, and what has been delivered."""
+    """A live request and its delivered outputs."""
 
     submit: Submit
     output_token_ids: list[TokenId] = field(default_factory=list)
-    """Delivered: the consumer has them or will get them, whatever happens to the core."""
+    """Delivered token ids: the consumer has them or will get them, even if the core dies."""
     num_cached_tokens: int | None = None
-    """As reported with the request's first tokens."""
+    """Number of cached prompt tokens, as reported with the request's first tokens."""
     num_resumes: int = 0
-    """Times the request was lost with its core and submitted again."""
+    """Number of times that the request lost its core and was submitted again."""
     num_moves: int = 0
-    """Times that was another engine's core."""
+    """Number of times that it was submitted to another engine's core."""
     num_new_tokens: int = 0
-    """Prompt tokens that the engine probably has to compute before the first output."""
+    """Estimated number of prompt tokens that the engine has to compute before the first output."""
 
 
 class InFlightRequests:
-    """Every live request of one frontend, in order of arrival."""
+    """All live requests of one frontend, in order of arrival."""
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, InFlightRequest] = {}
         self._unsent: dict[RequestId, None] = {}
-        """Those that the current core has not been sent, in order of arrival."""
+        """Requests that the current core has not been sent, in order of arrival."""
         self._ending: set[RequestId] = set()
-        """Ids of requests that the core was told to abort and has not ended: their last events are on their way."""
+        """Ids of aborted requests that the core has not ended yet: their last events are in transit."""
         self._held: dict[RequestId, None] = {}
-        """Requests with such an id. They are sent once the earlier request has ended, or its events would be theirs."""
+        """New requests with such an id. They wait for the end of the old request, or they would get its events."""
         self.num_new = 0
-        """Requests that were never sent to any core."""
+        """Number of requests that were never sent to any core."""
         self.num_pending_tokens = 0
-        """Prompt tokens that the core has to compute for requests without outputs."""
+        """Number of prompt tokens that the core has to compute for requests without outputs."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -54,15 +54,15 @@ class InFlightRequests:
 
     @property
     def has_unsent(self) -> bool:
-        """True while the current core has not been sent all requests."""
+        """Whether there are requests that the current core has not been sent."""
         return bool(self._unsent)
 
     def is_ending(self, request_id: RequestId) -> bool:
-        """Whether the core still has to end an aborted request of this id: another one must wait."""
+        """Return whether the core still has to end an aborted request with this id, so that a new one must wait."""
         return request_id in self._ending
 
     def add(self, submit: Submit, *, is_sent: bool, num_new_tokens: int = 0) -> None:
-        """Add a new request: one that is sent now, or one that `take_unsent` or `take_held` will return."""
+        """Add a new request: either it is sent now, or `take_unsent` or `take_held` will return it."""
         entry = self._entries[submit.request_id] = InFlightRequest(submit, num_new_tokens=num_new_tokens)
         self.num_pending_tokens += num_new_tokens
         if not is_sent:
@@ -71,12 +71,12 @@ class InFlightRequests:
     def release(self, max_count: int, *, after_crash: bool = True) -> list[InFlightRequest]:
         """Remove requests that another engine can continue, oldest first, and return them.
 
-        A request that has moved before, and whose core died again, is not among them: it may be what kills cores, and
-        the next core of its engine can find that out.
+        A request that has moved before, and whose core died again, stays: it may be the cause of the crashes, and the
+        next core of its engine can find that out.
 
         Args:
-            max_count: of requests to return.
-            after_crash: whether the core is gone; else it is told to abort them.
+            max_count: maximum number of requests to return.
+            after_crash: whether the core is gone; otherwise it is told to abort them.
         """
         can_move = (one for one in self._entries.values() if not (one.num_moves and one.num_resumes > one.num_moves))
         released = list(islice(can_move if after_crash else self._entries.values(), max_count))
@@ -84,13 +84,13 @@ class InFlightRequests:
             was_sent = self.abort(entry.submit.request_id)
             if after_crash:
                 entry.num_moves += entry.num_resumes > entry.num_moves
-            elif was_sent:  # says nothing about what kills cores
+            elif was_sent:  # says nothing about the cause of a crash
                 entry.num_resumes += 1
                 entry.num_moves += bool(entry.num_moves)
         return released
 
     def adopt(self, entry: InFlightRequest, num_new_tokens: int) -> Submit | None:
-        """Add a request of another engine; return what to submit, None: `take_unsent` or `take_held` will return it."""
+        """Add a request of another engine; return what to submit, `None` if a `take_` method returns it."""
         entry.num_new_tokens = 0 if entry.output_token_ids else num_new_tokens
         self._entries[entry.submit.request_id] = entry
         self.num_pending_tokens += entry.num_new_tokens
@@ -100,13 +100,13 @@ class InFlightRequests:
         return _submission(entry)
 
     def abort(self, request_id: RequestId) -> bool:
-        """Forget a request; True if the current core must be told to abort it."""
+        """Forget a request; return whether the current core must be told to abort it."""
         if must_tell := self.remove(request_id):
             self._ending.add(request_id)
         return must_tell
 
     def remove(self, request_id: RequestId) -> bool:
-        """Forget a request that has ended, or whose engine is gone; True if the current core was sent it."""
+        """Forget a request that has ended or whose engine is gone; return whether the current core was sent it."""
         if (entry := self._entries.pop(request_id, None)) is None:
             return False
         self.num_pending_tokens -= entry.num_new_tokens
@@ -118,7 +118,7 @@ class InFlightRequests:
         return False
 
     def deliver(self, event: RequestEvent) -> RequestEvent | None:
-        """Record an event and return it in the form for its consumer; None if its request is no longer live.
+        """Record an event and return it in the form for its consumer. `None` if its request is no longer live.
 
         A resumed request keeps the number of cached tokens of its first run, and counts each resume as a preemption.
         """
@@ -150,7 +150,7 @@ class InFlightRequests:
         return event
 
     def lose_core(self) -> None:
-        """Mark everything as unsent: the core cannot be reached any more, whether it is dead or not."""
+        """Mark all requests as unsent: the core cannot be reached any more, whether it is dead or not."""
         for request_id, entry in self._entries.items():
             entry.num_resumes += request_id not in self._unsent and request_id not in self._held
         self._unsent = dict.fromkeys(self._entries)
@@ -168,7 +168,7 @@ class InFlightRequests:
         return submits
 
     def take_held(self, request_id: RequestId) -> Submit | None:
-        """Return the request that waited for the end of an earlier one of the same id, and mark it as sent."""
+        """Return the request that waited for the end of an earlier one with the same id, and mark it as sent."""
         if request_id not in self._held or self.is_ending(request_id):
             return None
         del self._held[request_id]
@@ -184,7 +184,7 @@ class InFlightRequests:
 
 
 def _submission(entry: InFlightRequest) -> Submit:
-    """Return what to send: a request that a core has had before continues after its delivered tokens."""
+    """Return what to send: a request that a core has already had continues after its delivered tokens."""
     if not entry.num_resumes:
         return entry.submit
     return msgspec.structs.replace(

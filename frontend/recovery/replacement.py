@@ -1,4 +1,4 @@
-"""Whether another engine can take over the requests of this one. Starts none."""
+"""Checks whether another engine can take over the requests of this one. Starts no engines."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from octavo.protocol.errors import ConfigError, ConflictError
 def require_same_tokens(
     old: ResolvedConfig, old_tokenizer: Tokenizer, new: ResolvedConfig, new_tokenizer: Tokenizer
 ) -> None:
-    """Check that token ids have the same bytes in both engines. Slow: compares the whole vocabulary.
+    """Check that token ids stand for the same bytes in both engines. Slow: compares the complete vocabulary.
 
     Raises:
-        ConfigError: they differ.
+        ConfigError: the vocabularies differ.
     """
     have_same_ends = (old.model.vocab_size, old.model.eos_token_ids) == (new.model.vocab_size, new.model.eos_token_ids)
     if not have_same_ends or any(
@@ -25,10 +25,10 @@ def require_same_tokens(
 
 
 def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
-    """Check that a restart has as many engines as before.
+    """Check that a restart keeps the number of engines.
 
     Raises:
-        ConfigError: their number differs.
+        ConfigError: the number differs.
     """
     if old.data_parallel_size != new.data_parallel_size:
         raise ConfigError(
@@ -40,7 +40,7 @@ def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
 
 
 def require_changeable(config: ResolvedConfig, action: str) -> None:
-    """Check that an operator may change which engines there are.
+    """Check that an operator may add or remove engines.
 
     Args:
         config: of the engines.
@@ -57,13 +57,13 @@ def require_changeable(config: ResolvedConfig, action: str) -> None:
 
 
 def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
-    """Check that engines give the same answers, as far as their configurations tell.
+    """Check that engines give the same results, as far as their configurations tell.
 
     Args:
         configs: of the engines, by address.
 
     Raises:
-        ConfigError: two of them differ.
+        ConfigError: two configurations differ.
     """
     (first_address, first), *others = configs.items()
     for address, other in others:
@@ -82,7 +82,7 @@ def require_same_bits(identities: Mapping[str, str]) -> None:
         identities: of the engines, by address.
 
     Raises:
-        ConfigError: two of them differ.
+        ConfigError: two identities differ.
     """
     (first_address, first), *others = identities.items()
     for address, other in others:

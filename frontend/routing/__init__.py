@@ -1,1 +1,1 @@
-"""Several engines behind one client: which of them gets a request, and where requests go when one dies."""
+"""Several engines behind one client: chooses an engine for each request, and moves requests when an engine dies."""

@@ -1,4 +1,4 @@
-"""The interface of a link to engines, as those see it who submit requests."""
+"""The interface of a link to engines, for code that submits requests."""
 
 from typing import Protocol
 
@@ -12,13 +12,13 @@ from octavo.protocol.requests import Submit
 
 
 class RequestLink(Protocol):
-    """`ModelLink`, and what tests use instead."""
+    """Implemented by `ModelLink`, and by replacements in tests."""
 
     wake_queue: WakeQueue
 
     @property
     def identity(self) -> str:
-        """Of the engines that get the requests: all of them compute the same bits."""
+        """Identity of the engines that get the requests: all of them compute the same bits."""
 
     @property
     def facts(self) -> EngineFacts:
@@ -26,7 +26,7 @@ class RequestLink(Protocol):
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no request can be served any more; None while the engine lives."""
+        """Why no request can be served any more. `None` while an engine lives."""
 
     def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:
         """See `RoutedLink.submit`."""
@@ -36,7 +36,7 @@ class RequestLink(Protocol):
 
 
 class PrefillingLink(RequestLink, Protocol):
-    """A link to engines of which some may only compute prompts."""
+    """A link to engines, some of which may only compute prompts."""
 
     async def prefill(self, submit: Submit) -> KVTransfer | None:
         """See `ModelLink.prefill`."""

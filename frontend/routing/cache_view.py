@@ -1,4 +1,4 @@
-"""`CacheView`: which engines have which prefixes, by what they report. Knows no links and no prompts."""
+"""`CacheView`: which engines have cached which prefixes, according to their reports."""
 
 from array import array
 from collections.abc import Iterable
@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from octavo.protocol.events import CacheUpdate
 
 MIN_COMPACTED = 4096
-"""Entries of a log of spans that is compacted."""
+"""Minimum length of a log of spans before it is compacted."""
 
 
 class SpanMap:
-    """Which engines have which spans. Removing an engine takes time for its own spans only.
+    """Maps spans to the engines that have them. Removing an engine takes time only for the spans of that engine.
 
-    Keys are signed integers of 64 bits.
+    Keys are signed 64-bit integers.
     """
 
     def __init__(self) -> None:
         self.engines_of: dict[int, int] = {}
-        """The engines that have a span, as bits."""
+        """Bit mask of the engines that have a span, by the span's key."""
         self._logs: dict[int, array[int]] = {}
-        """Every span that an engine was added to. perf: 8 bytes each, in a set it would be ten times as many."""
+        """Keys of every span that was added for an engine. perf: 8 bytes each; a set would take ten times as much."""
         self._max_logged: dict[int, int] = {}
-        """The length at which the log of an engine is compacted."""
+        """Length at which the log of an engine is compacted."""
 
     def add(self, keys: Iterable[int], engine: int) -> None:
-        """Note that an engine has spans."""
+        """Record that an engine has spans."""
         bit, engines_of = 1 << engine, self.engines_of
         log = self._logs.setdefault(engine, array("q"))
         for key in keys:
@@ -37,7 +37,7 @@ class SpanMap:
             self._max_logged[engine] = max(MIN_COMPACTED, 2 * len(log))
 
     def discard(self, keys: Iterable[int], engine: int) -> None:
-        """Note that an engine does not have spans any more."""
+        """Record that an engine no longer has spans."""
         bit, engines_of = 1 << engine, self.engines_of
         for key in keys:
             engines = engines_of.get(key, 0)
@@ -47,7 +47,7 @@ class SpanMap:
                 engines_of[key] = engines ^ bit
 
     def forget(self, engine: int) -> None:
-        """Note that an engine has no spans any more."""
+        """Record that an engine has no spans any more."""
         self.discard(self._logs.pop(engine, ()), engine)
         self._max_logged.pop(engine, None)
 
@@ -55,24 +55,25 @@ class SpanMap:
 class CacheView:
     """The contents of the prefix caches of several engines.
 
-    Every frontend of the same engines has the same view, delayed by the time that an update takes.
+    All frontends of the same engines have the same view, delayed by the transit of updates.
     """
 
     def __init__(self) -> None:
         self.reporting = 0
-        """The engines whose contents are known, as bits."""
+        """Bit mask of the engines whose cache contents are known."""
         self._spans = SpanMap()
         self.engines_of = self._spans.engines_of
-        """The engines that have a block, as bits, by its short hash as a signed integer. The complement of this integer
-        is the key of a recurrent state after the block."""
+        """Bit mask of the engines that have a block, by the block's short hash as a signed integer. The bitwise
+        complement of this integer is the key of the recurrent state after the block."""
         self.state_interval = 0
-        """See `CacheUpdate.state_interval`, of the latest update."""
+        """`CacheUpdate.state_interval` of the latest update."""
         self._next: dict[int, int] = {}
-        """The sequence number of the next update of each engine that has begun."""
+        """Sequence number of the next update of each engine that has begun to report."""
 
     def apply(self, engine: int, update: CacheUpdate) -> bool:
-        """Take an update. False: an earlier one was lost, what was known of the engine is forgotten, and it must begin
-        again."""
+        """Apply an update. Return `False` if an earlier update was lost; the view of the engine is then dropped until
+        it reports everything again.
+        """
         if update.starts_over:
             self.forget(engine)
         elif update.sequence != self._next.get(engine):
@@ -86,7 +87,7 @@ class CacheView:
         return True
 
     def forget(self, engine: int) -> None:
-        """Forget what is known of an engine, until it begins again."""
+        """Drop the view of an engine until it reports everything again."""
         self._next.pop(engine, None)
         if self.reporting & 1 << engine:
             self.reporting ^= 1 << engine

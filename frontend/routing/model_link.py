@@ -1,4 +1,4 @@
-"""`ModelLink`: sends requests to the engines of one identity. An answer is never made by two kinds of weights."""
+"""`ModelLink`: sends requests to engines of one identity, so that the weights never change within a response."""
 
 from typing import TYPE_CHECKING
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 class ModelLink:
-    """The engines that served when it was made, and those that compute the same bits.
+    """The engines that served when it was created, and all others of the same identity.
 
-    Requests that are prepared for these engines go to them, also if others serve by then.
+    Requests that were prepared for these engines go to them, even if other engines serve by then.
     """
 
     def __init__(self, routed: "RoutedLink", identity: str) -> None:
         self.identity = identity
         self.wake_queue = routed.wake_queue
         self._routed = routed
-        # perf: called once or more for each request.
+        # perf: called at least once per request.
         self.abort = routed.abort
 
     @property
     def facts(self) -> EngineFacts:
-        """What these engines reported, with the limits that hold for all."""
+        """What these engines reported, with limits that hold for all of them."""
         return self._routed.facts_of(self.identity)
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no engine serves any more; None while one may."""
+        """Why no engine serves any more. `None` while one may."""
         return self._routed.failure
 
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
@@ -43,7 +43,7 @@ class ModelLink:
         self._routed.send_vocabulary(vocabulary)
 
     async def prefill(self, submit: Submit) -> KVTransfer | None:
-        """Have an engine for prefills compute a prompt, if there is one. See `prefill.prefill`."""
+        """Have a prefill engine compute a prompt, if there is one. See `prefill.prefill`."""
         return await prefill(self._routed, submit, self.identity) if self._routed.prefilling else None
 
     def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:

@@ -1,4 +1,4 @@
-"""Prefill on engines of its own: they compute the prompts of requests, whose tokens other engines generate."""
+"""Disaggregated prefill: some engines compute the prompts of requests, and others generate their tokens."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -18,19 +18,20 @@ logger = logging.getLogger(__name__)
 _log = LimitedLog(logger)
 
 MIN_PREFILL_TOKENS = 128
-"""A prompt of which fewer tokens are to be computed is computed where its tokens are generated: a step does it."""
+"""Prompts with fewer uncached tokens are computed where their tokens are generated: one step suffices."""
 
 
 async def prefill(routed: "RoutedLink", submit: Submit, identity: str) -> KVTransfer | None:
-    """Have an engine compute a prompt whose tokens another one will generate.
+    """Have a prefill engine compute a prompt whose tokens another engine will generate.
 
     Args:
         routed: the engines.
         submit: the request.
-        identity: of the engines for which it was prepared.
+        identity: of the engines for which the request was prepared.
 
     Returns:
-        How the other engine takes the prompt's blocks; None: it computes the prompt, as it does whatever happens here.
+        How the generating engine fetches the prompt's blocks. `None`: it computes the prompt itself, as it also does
+        whenever the transfer fails.
     """
     params = submit.params
     if submit.kv_transfer is not None or not isinstance(params, SamplingSpec) or params.skip_reading_prefix_cache:

@@ -1,4 +1,4 @@
-"""`RoutedLink`: several engines that look like one. Requests of an engine that is gone move to the others."""
+"""`RoutedLink`: several engines behind the interface of one. Requests of an engine that is gone move to others."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ from octavo.protocol.stats import EngineStats, total
 logger = logging.getLogger(__name__)
 
 MAX_MOVED_AT_ONCE = 64
-"""Requests that move in one iteration of the event loop."""
+"""Number of requests that move per iteration of the event loop."""
 
 
 class RoutedLink:
-    """Links to engines, by the engines' indices. New requests go to those that `serve`, and have one identity.
+    """Links to engines, by engine index. New requests go to the serving engines, which have one identity.
 
-    Other engines finish what they have. A request moves only between engines of the same identity, which compute the
-    same bits (`protocol/identity.py`).
+    Other engines finish the requests that they have. A request moves only between engines of the same identity, which
+    compute the same bits (`protocol/identity.py`).
 
     Args:
         router: chooses an engine for each request.
@@ -40,21 +40,21 @@ class RoutedLink:
     def __init__(self, router: PrefixRouter, on_model_changed: Callable[[], None] = lambda: None) -> None:
         self.wake_queue = WakeQueue()
         self.identity = ""
-        """Of the engines that serve."""
+        """Identity of the serving engines."""
         self._links: dict[int, CoreLink] = {}
         self._serving: frozenset[int] = frozenset()
         self.prefilling: set[int] = set()
-        """Engines that compute prompts for others, and generate only if no other engine can."""
+        """Prefill engines: they compute prompts for others, and generate only if no other engine can."""
         self._taking: set[int] = set()
-        """Engines that can take the KV blocks of these prompts."""
+        """Engines that can fetch the KV blocks of these prompts."""
         self._leaving: set[int] = set()
-        """Engines whose requests move away though they could finish there."""
+        """Engines whose requests move away although they could finish there."""
         self._link_of: dict[RequestId, CoreLink] = {}
-        """The link of each live request."""
+        """Link of each live request."""
         self._facts: dict[str, EngineFacts] = {}
-        """Results of `facts_of` since an engine changed."""
+        """Results of `facts_of` since the last change of an engine."""
         self._usable: dict[str, tuple[int, ...]] = {}
-        """Results of `_find_usable` since an engine changed."""
+        """Results of `_find_usable` since the last change of an engine."""
         self._calls: dict[int, set[asyncio.Task[UtilityResult]]] = {}
         self._router = router
         self._on_model_changed = on_model_changed
@@ -63,13 +63,13 @@ class RoutedLink:
 
     @property
     def facts(self) -> EngineFacts:
-        """Those of the engines that serve."""
+        """Facts of the serving engines."""
         return self.facts_of(self.identity)
 
     def facts_of(self, identity: str) -> EngineFacts:
-        """Return the facts of the first engine of an identity, with the limits that hold for all of them.
+        """Return the facts of the first engine of an identity, with limits that hold for all engines of it.
 
-        If none is left, these are the facts of the engines that serve.
+        If none is left, return the facts of the serving engines.
         """
         if (known := self._facts.get(identity)) is not None:
             return known
@@ -84,12 +84,12 @@ class RoutedLink:
 
     @property
     def address(self) -> str:
-        """The addresses of the engines that serve, separated by commas."""
+        """Addresses of the serving engines, separated by commas."""
         return ",".join(self._links[index].address for index in sorted(self._serving))
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no engine serves any more; None while one may."""
+        """Why no engine serves any more. `None` while one may."""
         failure = None
         for index in self._serving:
             if (failure := self._links[index].failure) is None:
@@ -98,23 +98,23 @@ class RoutedLink:
 
     @property
     def downtime(self) -> Downtime | None:
-        """Why no engine serves at the moment; None while one does."""
+        """Why no engine serves at the moment. `None` while one does."""
         links = [self._links[index] for index in self._serving]
         downtimes = [link.downtime for link in links if not link.failure]
         return downtimes[0] if downtimes and all(downtimes) else None
 
     @property
     def num_lost_requests(self) -> int:
-        """Live requests that failed because their engine died."""
+        """Number of live requests that failed because their engine died."""
         return sum(link.num_lost_requests for link in self._links.values())
 
     @property
     def latest_stats(self) -> EngineStats:
-        """The latest reports of all engines, added up."""
+        """Sum of the latest reports of all engines."""
         return total([link.latest_stats for link in self._links.values()])
 
     def add(self, index: int, link: CoreLink, kv_role: KVRole | None = None) -> None:
-        """Add an engine. It gets no requests until it serves."""
+        """Add an engine. It gets no requests until `serve` names it."""
         assert index not in self._links, "an index belongs to one engine"
         self._links[index] = link
         if kv_role == "kv_producer":
@@ -145,7 +145,7 @@ class RoutedLink:
         self._update_identity()
 
     def move_away(self, index: int) -> None:
-        """Move the requests of an engine that does not serve to those of its identity that do.
+        """Move the requests of a non-serving engine to serving engines of its identity.
 
         Requests stay where they are if there is none.
         """
@@ -154,7 +154,7 @@ class RoutedLink:
         self._move(index)
 
     def remove(self, index: int) -> None:
-        """Forget an engine that does not serve and has no requests; the caller closes its link."""
+        """Forget an idle engine that does not serve; the caller closes its link."""
         assert index not in self._serving, "new requests would come"
         link = self._links.pop(index)
         assert not link.num_live_requests, "its requests would be lost"
@@ -165,7 +165,7 @@ class RoutedLink:
         self.prefilling.discard(index)
         self._taking.discard(index)
         self._router.forget(index)
-        if len(self._links) == 1:  # nothing to choose: it need not report what it has cached
+        if len(self._links) == 1:  # with a single engine there is no choice, so it need not report its cache
             (last,) = self._links
             self._links[last].watch_cache(None)
             self._router.forget(last)
@@ -182,17 +182,17 @@ class RoutedLink:
     def submit(
         self, submit: Submit, arrived: WakeEvent, identity: str, beside: RequestId | None = None
     ) -> RequestStream:
-        """Send a request to the engine that is best for it. See `CoreLink.submit`.
+        """Send a request to the most suitable engine. See `CoreLink.submit`.
 
         Args:
             submit: the request.
             arrived: see `CoreLink.submit`.
-            identity: of the engines for which it was prepared. Others get it only if none of them is left.
-            beside: a live request with the same prompt: this one goes to the same engine.
+            identity: of the engines for which the request was prepared. Others get it only if none of these is left.
+            beside: id of a live request with the same prompt, whose engine gets this request, too.
 
         Raises:
-            EngineDeadError: all engines are gone.
-            OverloadedError: too many requests wait for an engine already.
+            EngineDeadError: all engines are gone for good.
+            OverloadedError: too many requests already wait for an engine.
             InvalidRequestError: a live request has the same id, or a value cannot be encoded.
         """
         if len(self._links) == 1:  # perf: nothing to choose
@@ -219,13 +219,13 @@ class RoutedLink:
             link.abort(ids)
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
-        """Make a utility call to every engine that is up, and return one result for all.
+        """Make a utility call to every engine that is up, and return one combined result.
 
         An engine that dies meanwhile is left out, unless it is the only one.
 
         Raises:
-            EngineDeadError: all engines are gone.
-            RequestFailedError: a call failed, or was not answered in time.
+            EngineDeadError: all engines are gone for good.
+            RequestFailedError: a call failed, or no reply came in time.
         """
         tasks = [
             self._calling(index, utility, timeout_s)
@@ -255,7 +255,7 @@ class RoutedLink:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def _calling(self, index: int, utility: Utility, timeout_s: float) -> "asyncio.Task[UtilityResult]":
-        """Return a task that makes a call to one engine; it is cancelled if another engine can answer instead."""
+        """Return a task that calls one engine; it is cancelled if another engine can reply instead."""
         task = asyncio.create_task(self._links[index].call(utility, timeout_s))
         tasks = self._calls.setdefault(index, set())
         tasks.add(task)
@@ -263,14 +263,14 @@ class RoutedLink:
         return task
 
     def _members(self, identity: str) -> list[int]:
-        """Return the engines of an identity that may get its requests: once others serve, all that are left."""
+        """Return the engines of an identity that may get its requests: the serving ones, or else all that are left."""
         own = [index for index, link in self._links.items() if link.facts.identity == identity]
         members = [index for index in own if index in self._serving] if identity == self.identity else own
         generating = [index for index in members if index not in self.prefilling]
         return generating if any(not self._links[index].failure for index in generating) else members
 
     def by_role(self, identity: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the engines that may take blocks for requests of an identity, and those that may leave them some."""
+        """Return the engines that may fetch blocks for requests of an identity, and those that may provide blocks."""
         taking = tuple([index for index in self._find_usable(identity) if index not in self.prefilling])
         links = [(index, self._links[index]) for index in sorted(self.prefilling & self._serving)]
         giving = tuple([index for index, link in links if link.is_up and link.facts.identity == identity])
@@ -281,7 +281,7 @@ class RoutedLink:
         return self._links[index].submit(submit, arrived, len(submit.prompt_token_ids))
 
     def _find_usable(self, identity: str) -> tuple[int, ...]:
-        """Return the engines of an identity that are up; if none is, those that may come back."""
+        """Return the engines of an identity that are up; if none is up, those that may come back."""
         members = sorted(self._members(identity))
         is_up = [index for index in members if self._links[index].is_up]
         return tuple(is_up or [index for index in members if not self._links[index].failure])
@@ -294,19 +294,19 @@ class RoutedLink:
         self._router.set_load(index, *self._links[index].load)
 
     def _on_change(self) -> None:
-        """Forget what depends on which engines there are, which are up and what they reported about themselves."""
+        """Drop all results that depend on the set of engines, their states and their facts."""
         self._usable.clear()
         self._facts.clear()
 
     def _update_identity(self) -> None:
-        """Let the identity of the first engine serve if no engine serves with the present one."""
+        """Serve with the identity of the first engine if no engine serves with the current identity."""
         identities = [self._links[index].facts.identity for index in sorted(self._serving)]
         if self.identity not in identities:
             self.identity = identities[0]
             self._on_model_changed()
 
     def _watch_cache(self, index: int) -> None:
-        """Learn what an engine has cached, if its blocks have the size of which the router knows the hashes."""
+        """Learn an engine's cache contents, if the router uses the same block size."""
         link = self._links[index]
         if link.facts.block_size == self._router.block_size:
             link.watch_cache(partial(self._on_cache_update, index))
@@ -317,8 +317,7 @@ class RoutedLink:
             self._watch_cache(index)
 
     def _on_up(self, index: int) -> None:
-        """Handle the core of an engine that was down: it is probably another one, whose cache is empty, and it can take
-        the requests of engines that are still down."""
+        """Handle a new core of an engine: its cache is probably empty, and it can take requests of lost engines."""
         self._router.forget(index)
         self._on_change()
         if self._serving:
@@ -334,15 +333,15 @@ class RoutedLink:
                 self._move(other)
 
     def _on_facts(self) -> None:
-        """Handle other weights in an engine: the others get the new requests until all have them."""
+        """Handle other weights in an engine: the other engines get the new requests until all have these weights."""
         self._on_change()
         if self._serving:
             self._update_identity()
 
     def _on_lost(self, index: int) -> bool:
-        """Handle the loss of a core: its calls are not waited for, and its requests move.
+        """Handle the loss of a core: drop its pending calls, and move its requests.
 
-        Returns whether there is an engine that takes them, or may take them when it is up again.
+        Return whether an engine takes the requests now, or may take them once it is up again.
         """
         if any(link.is_up for link in self._links.values()):
             for task in list(self._calls.get(index, ())):
@@ -350,7 +349,7 @@ class RoutedLink:
         return self._move(index)
 
     def _move(self, index: int) -> bool:
-        """Move the requests of an engine that is not up or is leaving, some in each iteration of the event loop.
+        """Move the requests of an engine that is down or leaving, some per iteration of the event loop.
 
         Returns as `_on_lost`.
         """
@@ -359,7 +358,7 @@ class RoutedLink:
             return False
         identity = source.facts.identity
         same = [link for link in self._links.values() if link.facts.identity == identity]
-        if all(link.failure for link in same):  # none comes back: requests that waited for one fail too
+        if all(link.failure for link in same):  # no engine will come back: requests that waited for one fail, too
             for link in same:
                 link.fail_rest()
         targets = self._targets(index)
@@ -377,14 +376,14 @@ class RoutedLink:
         return True
 
     def _targets(self, index: int) -> tuple[int, ...]:
-        """Return the engines that can take the requests of another one."""
+        """Return the engines that can take over the requests of another one."""
         source = self._links[index]
         members = set(self._members(source.facts.identity)) - self._leaving - {index}
         if targets := [other for other in members if self._links[other].is_up]:
             return tuple(sorted(targets))
         if source.is_up:
             return ()
-        # Those that drain do so for longer: better than to wait for a core.
+        # A draining engine then drains longer, which is better than waiting for a core.
         same = [other for other, link in self._links.items() if link.facts.identity == source.facts.identity]
         return tuple(sorted([other for other in same if other != index and self._links[other].is_up]))
 

@@ -1,7 +1,7 @@
-"""`PrefixRouter`: chooses an engine for a prompt, by what each has cached and by how much work each has.
+"""`PrefixRouter`: chooses an engine for a prompt, by the cached prefixes and the load of each engine.
 
-What an engine has cached is what it reports, and for a while what was sent to it, because reports come after prompts
-are computed. A wrong view costs time and changes no result. Knows no links.
+The view of an engine's cache consists of its reports and, for some time, of the prompts that were sent to it, because
+reports follow only after prompts are computed. A wrong view costs time, but changes no results. Independent of links.
 """
 
 import time
@@ -13,42 +13,44 @@ from octavo.protocol.ids import ID_BYTES, IdArray
 from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, ExtraKey, hash_last_block, span_blocks
 
 LIVE_COST_TOKENS = 128
-"""Cost of a request that runs or waits, in prompt tokens: it slows down every step of its engine."""
+"""Cost of a running or waiting request, in prompt tokens: it slows down every step of its engine."""
 
 ADAPTER_COST_TOKENS = 2 * LIVE_COST_TOKENS
-"""Cost of a LoRA adapter on an engine that has not had it, in prompt tokens: it is loaded between steps, and takes a
-slot from another one. So it spreads to a further engine when those that have it have two requests more."""
+"""Cost of a LoRA adapter that an engine has not used, in prompt tokens: it is loaded between steps, and evicts another
+adapter from its slot. So an adapter spreads to a further engine once the engines that have it have two requests more.
+"""
 
 MAX_ADAPTERS = 4096
-"""Adapters whose engines are remembered at least, and at most twice as many."""
+"""Minimum number of adapters whose engines are remembered; up to twice as many are."""
 
 PENDING_DIVISOR = 2
-"""A token that waits to be computed counts half: it delays one prompt, while one that is computed though another engine
-has it cached takes time from all later ones, and memory. In the simulation of ADR 24 this finds 3 % more in caches."""
+"""A token that waits to be computed counts half: it delays one prompt. Computing a prompt that another engine has
+cached, in contrast, takes time from all later prompts, and memory. In the simulation of ADR 24 this gives 3 % more
+cache hits."""
 
 ESTIMATE_S = 10.0
-"""A prompt counts as cached for one to two times as long after it was sent to an engine that reports its cache."""
+"""A prompt sent to an engine that reports its cache counts as cached for one to two times this many seconds."""
 
 MAX_HASHES = 2**16
-"""Hashes of blocks that are remembered at least: 16 MB, and at most twice as many."""
+"""Minimum number of block hashes that are remembered (16 MB); up to twice as many are."""
 
 
 class PrefixRouter:
-    """Costs of an engine are the prompt tokens that it has to compute before this prompt's first token is sampled.
+    """Chooses the engine with the lowest cost: the prompt tokens it has to compute before this prompt's first token.
 
-    These are the tokens of the prompt that it has not cached, and half of those of requests before it, plus a share for
-    every live request. The cheapest engine is chosen; among equals the one that was chosen least recently.
+    These are the uncached tokens of the prompt, half of the tokens of earlier requests that wait to be computed, and a
+    share for every live request. Among equal engines, the one that was chosen least recently wins.
 
-    Prefixes are compared in spans of blocks. perf: a span has two keys: a quick hash of this process, under which it
-    remembers what it has sent, and the last block's hash, which engines report. The second is computed only as long as
-    an engine may have the prefix and the first does not say so. The complement of a key is that of a recurrent state
-    after the span, or inside the next one.
+    Prefixes are compared in spans of blocks. perf: a span has two keys. One is a fast hash, private to this process,
+    under which it remembers the prompts that it has sent; the other is the last block's hash, which engines report. The
+    second key is computed only as long as an engine may have the prefix and the first key does not tell. The bitwise
+    complement of a key is the key of a recurrent state after the span, or inside the next one.
 
     Args:
         num_engines: to choose from.
-        max_spans: that are remembered as sent, of all engines together.
+        max_spans: maximum number of spans remembered as sent, of all engines together.
         block_size: tokens per block of the engines that report.
-        clock: in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -62,40 +64,40 @@ class PrefixRouter:
         self._clock = clock
         self._last = num_engines - 1
         self._loads = [0] * num_engines
-        """Costs of an engine's requests."""
+        """Cost of each engine's requests, in prompt tokens."""
         self._candidates: tuple[int, ...] = ()
-        """Of the latest choice."""
+        """Candidates of the latest choice."""
         self._positions: dict[int, int] = {}
-        """The index of each engine among them."""
+        """Position of each engine among them."""
         self._bits = 0
-        """The same engines, as bits."""
+        """Bit mask of the same engines."""
         self._sent = SpanMap()
-        """The engines to which a span was sent lately."""
+        """Engines to which a span was sent recently."""
         self._sent_before = SpanMap()
-        """The same in the time before."""
+        """The same for the preceding interval."""
         self._with_adapter: dict[str | bytes, int] = {}
-        """The engines that have got requests with an adapter, as bits, by its digest."""
+        """Bit mask of the engines that got requests with an adapter, by the adapter's digest."""
         self._with_adapter_before: dict[str | bytes, int] = {}
-        """The same of adapters that were used before these."""
+        """The same for adapters that were used earlier."""
         self._turn_s = clock()
         self._hashes: dict[int, tuple[bytes, int]] = {}
-        """The hash of the last block of a span, and its short form, by the span's quick hash."""
+        """Hash of the last block of a span, and its short form, by the span's fast hash."""
         self._hashes_before: dict[int, tuple[bytes, int]] = {}
-        """Those that were used before these."""
+        """The same for spans that were used earlier."""
 
     def set_load(self, engine: int, num_pending_tokens: int, num_live_requests: int) -> None:
-        """Note an engine's prompt tokens that wait to be computed, and its live requests."""
+        """Record an engine's prompt tokens that wait to be computed, and its live requests."""
         self._loads[engine] = num_pending_tokens // PENDING_DIVISOR + LIVE_COST_TOKENS * num_live_requests
 
     def choose(
         self, token_ids: IdArray, extra_keys: tuple[ExtraKey, ...], candidates: tuple[int, ...]
     ) -> tuple[int, int]:
-        """Return the engine for a prompt, and how many of its tokens are probably not cached there.
+        """Return the engine for a prompt, and the number of prompt tokens that are probably not cached there.
 
         Args:
             token_ids: of the prompt.
-            extra_keys: what its keys and values depend on besides tokens.
-            candidates: engines that can take it, in ascending order; at least one.
+            extra_keys: what the prompt's keys and values depend on besides tokens.
+            candidates: engines that can take the prompt, in ascending order; at least one.
         """
         if candidates != self._candidates:  # perf: they rarely change
             self._candidates = candidates
@@ -116,7 +118,7 @@ class PrefixRouter:
         return chosen, len(token_ids) - num_spans * self.span_tokens
 
     def forget(self, engine: int) -> None:
-        """Note that an engine's cache is empty: it was restarted."""
+        """Record that an engine was restarted, so its cache is empty."""
         self.view.forget(engine)
         self._sent.forget(engine)
         self._sent_before.forget(engine)
@@ -125,15 +127,15 @@ class PrefixRouter:
                 adapters[digest] &= ~(1 << engine)
 
     def _cheapest(self, cached: list[tuple[int, int]], having: int) -> tuple[int, int]:
-        """Return the cheapest of the candidates, and how many spans it has cached; see `_cached_spans`.
+        """Return the cheapest candidate, and the number of spans it has cached; see `_cached_spans`.
 
-        `having`: the candidates that have the prompt's adapter, as bits; 0: none has it, or there is no adapter.
+        `having`: bit mask of the candidates that have the prompt's adapter. 0: none has it, or there is no adapter.
         """
         costs = [self._loads[engine] for engine in self._candidates]
         if having:
             for position, engine in enumerate(self._candidates):
                 costs[position] += 0 if having >> engine & 1 else ADAPTER_COST_TOKENS
-        # perf: most engines have equally much of a prompt, so only costs of the others are changed.
+        # perf: most engines have cached the same part of a prompt, so only the costs of the others are adjusted.
         usual = max(cached, key=lambda group: group[0].bit_count())[1]
         for engines, num_spans in cached:
             saved = (num_spans - usual) * self.span_tokens
@@ -147,7 +149,7 @@ class PrefixRouter:
         return chosen, next(num_spans for engines, num_spans in cached if engines >> chosen & 1)
 
     def _keys(self, data: bytes, extra_keys: tuple[ExtraKey, ...]) -> list[int]:
-        """Return this process's hash of all tokens up to the end of each whole span."""
+        """Return this process's hash of all tokens up to the end of each complete span."""
         size = self.span_tokens * ID_BYTES
         key = hash(extra_keys)
         keys = []
@@ -159,7 +161,7 @@ class PrefixRouter:
     def _cached_spans(
         self, keys: Sequence[int], data: bytes, extra_keys: tuple[ExtraKey, ...], engines: int
     ) -> list[tuple[int, int]]:
-        """Return groups of engines, as bits, that have equally many spans of a prefix cached, with that number."""
+        """Return bit masks of engines that have cached the same number of spans of a prefix, with that number."""
         if self.view.state_interval:
             return self._spans_before_states(keys, data, extra_keys, engines)
         sent, sent_before = self._sent.engines_of, self._sent_before.engines_of
@@ -190,7 +192,7 @@ class PrefixRouter:
     def _spans_before_states(
         self, keys: Sequence[int], data: bytes, extra_keys: tuple[ExtraKey, ...], engines: int
     ) -> list[tuple[int, int]]:
-        """Return the same if engines continue only from recurrent states: the spans before the last state count."""
+        """Return the same for engines that continue only from recurrent states: spans up to the last state count."""
         sent, sent_before = self._sent.engines_of, self._sent_before.engines_of
         reporting, reported = self.view.reporting, self.view.engines_of
         remaining, block_hash = engines, (ROOT_HASH, 0)
@@ -219,7 +221,7 @@ class PrefixRouter:
     def _hash(
         self, key: int, parent: bytes, data: bytes, number: int, extra_keys: tuple[ExtraKey, ...]
     ) -> tuple[bytes, int]:
-        """Compute the hash of the last block of a span, unless it is known, and return it with its short form."""
+        """Return the hash of the last block of a span and its short form; compute them if necessary."""
         if (known := self._hashes.get(key)) is not None:
             return known
         if (found := self._hashes_before.get(key)) is None:
@@ -233,18 +235,18 @@ class PrefixRouter:
         return found
 
     def _remember_adapter(self, digest: str | bytes, engines: int) -> None:
-        """Note which engines have got requests with an adapter, and forget those that were not used for long."""
+        """Record which engines have got requests with an adapter; forget adapters that were not used for long."""
         if digest not in self._with_adapter and len(self._with_adapter) >= MAX_ADAPTERS:
             self._with_adapter, self._with_adapter_before = {}, self._with_adapter
         self._with_adapter[digest] = engines
 
     def _remember(self, keys: Sequence[int], engine: int, *, can_expire: bool) -> None:
-        """Note that a prompt was sent to an engine, and forget older ones if all engines report or there are many."""
+        """Record that a prompt was sent to an engine; forget older prompts if all engines report or there are many."""
         now = self._clock()
         num_sent = len(self._sent.engines_of)
         if (can_expire and now >= self._turn_s + ESTIMATE_S) or num_sent + len(keys) > self.max_spans:
             self._sent, self._sent_before, self._turn_s = SpanMap(), self._sent, now
-        # perf: what was sent with an earlier prompt is the beginning of this one.
+        # perf: everything sent with an earlier prompt is a prefix of this one.
         bit, sent = 1 << engine, self._sent.engines_of
         num_known = bisect_left(keys, True, key=lambda key: not sent.get(key, 0) & bit)
         self._sent.add(keys[num_known:], engine)
