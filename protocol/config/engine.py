@@ -27,15 +27,15 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_cache_dtype: Annotated[
         KVCacheDtypeChoice,
         Meta(
-            description="Type of keys and values in the cache: auto (--dtype, or fp8 if the checkpoint has scales for "
-            "it), int8, or fp8 (fp8_e4m3; among GPUs from Ada on). fp8_e5m2 is refused."
+            description="Data type of the KV cache: auto (that of --dtype, or fp8 if the checkpoint has scales for "
+            "it), int8, or fp8 (fp8_e4m3; on GPUs from Ada on). fp8_e5m2 is rejected."
         ),
     ] = "auto"
     calculate_kv_scales: Annotated[
         bool,
         Meta(
-            description="Measure the scales of an fp8 cache at start-up, on a fixed prompt. Default: those of the "
-            "checkpoint, or 1."
+            description="Measure the scales of an fp8 cache at start-up, with a fixed prompt. Default: the scales of "
+            "the checkpoint, or 1."
         ),
     ] = False
     gpu_memory_utilization: Annotated[
@@ -43,7 +43,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             gt=0,
             le=1,
-            description="Share of the device's memory to use; on the CPU, of the free memory.",
+            description="Fraction of the device's memory to use; on a CPU, of the free memory.",
             extra={"aliases": ("device_memory_utilization",)},
         ),
     ] = 0.92
@@ -58,8 +58,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_offloading_size: Annotated[
         Annotated[float, Meta(ge=0)],
         Meta(
-            description="Host memory, in GiB of all workers together, for KV blocks that the cache evicts: a later "
-            "prefix finds them there. 0: none."
+            description="Host memory for evicted KV blocks, in GiB for all workers together. Later requests with the "
+            "same prefix find the blocks there. 0: none."
         ),
     ] = 0.0
     swap_space: Annotated[
@@ -69,8 +69,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_transfer_config: Annotated[
         dict[str, Any] | str | None,
         Meta(
-            description="JSON with vLLM's names: KV blocks of requests go to other engines, or come from them: "
-            '{"kv_connector": "OctavoConnector", "kv_role": "kv_both"}. docs/disaggregation.md lists the fields.'
+            description="JSON with vLLM's names: send KV blocks of requests to other engines, or receive them: "
+            '{"kv_connector": "OctavoConnector", "kv_role": "kv_both"}. docs/disaggregation.md lists the '
+            "fields."
         ),
     ] = None
     kv_offloading_path: Annotated[
@@ -82,10 +83,13 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     kv_offloading_disk_size: Annotated[
         Annotated[float, Meta(gt=0)],
-        Meta(description="Most GiB of all files under --kv-offloading-path; those used least recently are deleted."),
+        Meta(
+            description="Size limit in GiB for all files under --kv-offloading-path; the least recently used ones are "
+            "deleted."
+        ),
     ] = 32.0
     kv_offloading_recompute: Annotated[
-        bool, Meta(description="Compute offloaded blocks again where that is faster than copying them.")
+        bool, Meta(description="Recompute offloaded blocks when that is faster than copying them.")
     ] = True
 
 
@@ -99,33 +103,35 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     full_step_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Number of tokens at which a step is large enough to be efficient: further short prompts wait "
-            "for the next step, which is not planned ahead. 0: no limit. Default: 64 per thread on a CPU, 0 on a GPU.",
+            description="Number of tokens at which a step is large enough to be efficient. Further short prompts wait "
+            "for the next step, and the next step is not planned ahead. 0: no limit. Default: 64 per "
+            "thread on a CPU, 0 on a GPU.",
         ),
     ] = None
     decode_interval_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Decodes may be delayed by prompts that a step can finish, for at most this many prompt "
-            "tokens. 0: every step decodes. Default: 512 per thread on a CPU, 0 on a GPU.",
+            description="Decodes may be delayed in favor of prompts that the step can complete, for at most this many "
+            "prompt tokens. 0: every step decodes. Default: 512 per thread on a CPU, 0 on a GPU.",
         ),
     ] = None
     step_time_target: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Meta(
-            description="Seconds that a step should take at most: its share for prompts follows the measured time per "
-            "token, so that a long prompt delays running streams and short prompts no longer than this. 0: no target, "
-            "for the highest throughput. Default: 0.15 on a CPU, 0 on a GPU and in offline batches (LLM).",
+            description="Target duration of a step in seconds. The number of prompt tokens per step follows from the "
+            "measured time per token, so that a long prompt delays running streams and short prompts no "
+            "longer than this. 0: no target, for the highest throughput. Default: 0.15 on a CPU, 0 on a "
+            "GPU and in offline batches (LLM).",
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
-        int, Meta(ge=0, description="Most tokens of one prompt per step; 0: no limit but the fair share.")
+        int, Meta(ge=0, description="Most tokens of one prompt per step; 0: limited only by its fair share.")
     ] = 0
     scheduling_policy: Annotated[
         SchedulingPolicy,
         Meta(
-            description="fcfs: in order of arrival; priority: lower `priority` first. Per level of difference, at most "
-            "10,000 later requests pass an earlier one, so that none starves."
+            description="fcfs: in order of arrival; priority: lower `priority` first. At most 10,000 later requests "
+            "per level of priority can overtake a request, so that no request starves."
         ),
     ] = "fcfs"
     async_scheduling: Annotated[
@@ -134,26 +140,27 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_scheduler_steps: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(
-            description="Most decode steps that are planned together while no request waits, as far as they take 20 "
-            "ms: a stream then gets several tokens at a time, and a new request waits for the last of these steps. "
-            "Does not change the tokens. 1: each step is planned alone. Default: 8 on a CPU; 1 on a GPU, with pipeline "
-            "stages, speculation, logits processors, experts over several engines, or a pooling model. Ignored for "
-            "models with recurrent states, which plan each step alone.",
+            description="Most decode steps that are planned together while no request waits, limited to 20 ms. A "
+            "stream then gets several tokens at a time, and a new request waits for the last of these "
+            "steps. Does not change the tokens. 1: each step is planned separately. Default: 8 on a CPU; "
+            "1 on a GPU, and with pipeline stages, speculation, logits processors, experts shared by "
+            "several engines, or a pooling model. Ignored for models with recurrent states, which plan "
+            "each step separately.",
         ),
     ] = None
     stream_interval: Annotated[
         int,
         Meta(
             ge=1,
-            description="Tokens per message of a stream, after the first token, which is sent at once. A larger "
-            "number costs less; requests with stop strings ignore it.",
+            description="Tokens per message of a stream. The first token is sent at once. Larger messages cost less "
+            "CPU time. Ignored for requests with stop strings.",
         ),
     ] = 1
     max_num_queued_reqs: Annotated[
         int,
         Meta(
             ge=0,
-            description="Most waiting requests; further ones are rejected with 503. 0: no limit.",
+            description="Most waiting requests; more are rejected with 503. 0: no limit.",
             extra={"aliases": ("max_num_queued_requests",)},
         ),
     ] = 4096
@@ -161,8 +168,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         Meta(
             ge=0,
-            description="Most prompt tokens of waiting requests; a request that would exceed it is rejected with 503, "
-            "unless no other waits. 0: no limit.",
+            description="Most prompt tokens of all waiting requests; a request that would exceed this is rejected "
+            "with 503, unless the queue is empty. 0: no limit.",
         ),
     ] = 16_777_216
 
@@ -178,29 +185,31 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_cudagraph_capture_size: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(
-            description="Largest decode, in requests, with a CUDA graph of its own; larger ones use those for steps "
-            "with prompts, which have up to 2,048 tokens. 0: no graphs. Default: --max-num-seqs, at most 512."
+            description="Largest decode step, in requests, that has its own CUDA graph. Larger ones use the graphs "
+            "for steps with prompts, which have up to 2,048 tokens. 0: no graphs. Default: "
+            "--max-num-seqs, at most 512."
         ),
     ] = None
     enable_deterministic_inference: Annotated[
         bool,
         Meta(
-            description="Use batch-invariant matrix products on a GPU: a request's tokens do not depend on the rest of "
-            "its batch. Without it products are faster. On a CPU they are always batch-invariant."
+            description="Use batch-invariant matrix products on a GPU, so that a request's tokens do not depend on "
+            "the rest of its batch. Products are faster without it. On a CPU they are always "
+            "batch-invariant."
         ),
     ] = True
     num_threads: Annotated[
         Positive | None,
         Meta(
             description="Most compute threads of each CPU worker; a step uses fewer while other processes need the "
-            "cores. Default: one per usable core, divided between the workers of all engines."
+            "cores. Default: one per usable core, divided among the workers of all engines."
         ),
     ] = None
     cpu_kernels: Annotated[
         KernelChoice,
         Meta(
             description="native: C++ kernels, compiled at the first start; torch: torch's operations; auto: native if "
-            "there is a compiler, and on several nodes always."
+            "there is a compiler, and always on several nodes."
         ),
     ] = "auto"
     cpu_binding: Annotated[
@@ -220,13 +229,13 @@ class StructuredConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 512 * 2**10
     grammar_timeout: Annotated[
         int,
-        Meta(ge=1, le=3600, description="Seconds of processor time for compiling a grammar; slower ones are rejected."),
+        Meta(ge=1, le=3600, description="CPU seconds for compiling a grammar; slower ones are rejected."),
     ] = 5
     structured_outputs_config: Annotated[
         str | None,
         Meta(
-            description='vLLM\'s settings as JSON; {"disable_any_whitespace": true, "disable_additional_properties": '
-            "true} are the defaults of requests that do not set them."
+            description='vLLM\'s settings as JSON. {"disable_any_whitespace": true, "disable_additional_properties": '
+            "true} become the defaults of requests that do not set them."
         ),
     ] = None
 
@@ -237,27 +246,28 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart_core: Annotated[
         bool,
         Meta(
-            description="Restart the core when it crashes and continue its requests; otherwise the engine ends with it."
+            description="Restart the core when it crashes and continue its requests. Without this the engine exits "
+            "with its core."
         ),
     ] = True
     core_timeout: Annotated[
         int,
         Meta(
             ge=0,
-            description="Seconds of silence after which a core that has work, or owes a reply, is killed and "
+            description="Seconds without a heartbeat after which a core that has work or owes a reply is killed and "
             "restarted; 0: never.",
         ),
     ] = 30
     execute_model_timeout: Annotated[
         float,
-        Meta(gt=0, description="Seconds that a step may take; slower workers are killed and restarted."),
+        Meta(gt=0, description="Time limit in seconds for a step; slower workers are killed and restarted."),
     ] = 300.0
     max_worker_restarts: Annotated[
         int,
         Meta(
             ge=0,
-            description="Restarts of the workers in a row, without a step in between, after which the core exits. 0: "
-            "it exits with its workers.",
+            description="Number of consecutive worker restarts without a completed step after which the core exits. "
+            "0: it exits with its workers.",
         ),
     ] = 8
 
@@ -265,18 +275,18 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class ObserveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logs, metrics and recordings of the engine."""
 
-    disable_log_stats: Annotated[bool, Meta(description="No throughput line every 10 s.")] = False
+    disable_log_stats: Annotated[bool, Meta(description="Write no throughput line every 10 s.")] = False
     record_steps: Annotated[
         str | None,
         Meta(
-            description="Record the core's inputs and plans in this file, for scripts/replay; a restarted core writes "
-            "a file of its own: FILE.2 and so on. So do further engines: FILE.engine1 and so on."
+            description="Record the core's inputs and plans in this file, for scripts/replay. A restarted core writes "
+            "a separate file: FILE.2 and so on. Additional engines do too: FILE.engine1 and so on."
         ),
     ] = None
     kv_events_config: Annotated[
         dict[str, Any] | str | None,
         Meta(
-            description="JSON: where changes of the prefix cache are published, in vLLM's format: "
+            description="JSON: where to publish changes of the prefix cache, in vLLM's format: "
             '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}.'
         ),
     ] = None

@@ -16,12 +16,14 @@ LoRADtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 class LoRAConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """LoRA adapters: parts of a model's weights that requests choose by name."""
 
-    enable_lora: Annotated[bool, Meta(description="Serve LoRA adapters in PEFT's format beside the model.")] = False
+    enable_lora: Annotated[bool, Meta(description="Serve LoRA adapters in PEFT's format in addition to the model.")] = (
+        False
+    )
     max_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         Meta(
-            description="Most adapters in one step. Each has a slot in the memory of the device, of the size that "
-            "--max-lora-rank asks for. Default: 1."
+            description="Most adapters in one step. Each has a slot in device memory, whose size depends on "
+            "--max-lora-rank. Default: 1."
         ),
     ] = None
     max_lora_rank: Annotated[
@@ -31,19 +33,20 @@ class LoRAConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_cpu_loras: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Adapters that each worker keeps in host memory, those in slots included: the ones used last. "
-            "Default: --max-loras."
+            description="Number of adapters that each worker keeps in host memory, including those in slots: the most "
+            "recently used ones. Default: --max-loras."
         ),
     ] = None
     lora_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"] | None,
-        Meta(description="Type of the weights of adapters. Default: auto, which is --dtype."),
+        Meta(description="Data type of adapter weights. Default: auto, which is --dtype."),
     ] = None
     fully_sharded_loras: Annotated[
         bool | None,
         Meta(
-            description="Divide both factors of an adapter between the workers of --tensor-parallel-size, not only the "
-            "one whose weight is divided: less memory and work per worker, one more exchange."
+            description="Divide both factors of an adapter among the workers of --tensor-parallel-size, instead of "
+            "only the factor whose base weight is divided: less memory and work per worker, but one more "
+            "exchange."
         ),
     ] = None
 

@@ -67,40 +67,40 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     mm_processor_kwargs: Annotated[
         dict[str, Any] | str | None,
         Meta(
-            description="JSON with arguments of the model's processor, in place of those of its own files; those of "
-            "images_kwargs and videos_kwargs are for these media alone."
+            description="JSON with arguments for the model's processor, which override those of its own files. Those "
+            "in images_kwargs and videos_kwargs apply only to these media."
         ),
     ] = None
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Tokens of media that one step encodes at most. A larger item is encoded alone: images "
-            "of any size up to 4096 tokens, and others up to --encoder-cache-tokens. Windows of a sound and frames of "
-            "a video are items; small ones share one, up to 512 tokens. "
-            "Default: --max-num-batched-tokens."
+            description="Most media tokens that one step encodes. A larger item is encoded alone: images of any size "
+            "up to 4096 tokens, others up to --encoder-cache-tokens. Windows of an audio clip and frames "
+            "of a video are items; small ones are combined up to 512 tokens. Default: "
+            "--max-num-batched-tokens."
         ),
     ] = None
     encoder_cache_tokens: Annotated[
         int,
         Meta(
             ge=1,
-            description="Tokens of encoded media that workers keep, so that an item that comes again is not encoded "
-            "again. An item of more is refused.",
+            description="Number of encoded media tokens that workers cache, so that a repeated item is not encoded "
+            "again. Larger items are rejected.",
         ),
     ] = DEFAULT_CACHE_TOKENS
     enable_mm_embeds: Annotated[
         bool,
         Meta(
-            description="Take rows of media that callers have computed: image_embeds and audio_embeds. Any vectors of "
-            "the right size can be sent, so that prompts may hold what no encoder makes."
+            description="Accept precomputed media rows: image_embeds and audio_embeds. Any vectors of the right size "
+            "can be sent, including ones that no encoder outputs."
         ),
     ] = False
     allowed_local_media_path: Annotated[
-        str | None, Meta(description="Directory whose files file:// URLs of requests may name. Default: none may.")
+        str | None, Meta(description="Directory whose files requests may name in file:// URLs. Default: none.")
     ] = None
     allowed_media_domains: Annotated[
         list[str] | None,
-        Meta(description="Hosts that URLs of media may name. Default: all with a public address, [] for none."),
+        Meta(description="Hosts that media URLs may name. Default: all with a public address; [] for none."),
     ] = None
     allow_private_media_addresses: Annotated[
         bool,
@@ -110,47 +110,45 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = False
     media_fetch_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)],
-        Meta(description="Seconds that a download of media may take."),
+        Meta(description="Time limit in seconds for a media download."),
     ] = 10.0
     media_decode_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)],
-        Meta(description="Seconds that decoding and processing an item may take; the process is killed then."),
+        Meta(description="Time limit in seconds for decoding and processing an item; then the process is killed."),
     ] = 30.0
     max_media_file_bytes: Annotated[
         int,
-        Meta(
-            ge=1, description="Largest file of an image, a video or a sound (32M), in a request, a download or on disk."
-        ),
+        Meta(ge=1, description="Largest image, video or audio file (32M), in a request, a download or on disk."),
     ] = 32 * 2**20
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="Most pixels of an image; checked before it is decoded.")
     ] = 2**25
     max_audio_seconds: Annotated[
-        float, Meta(gt=0, le=86_400, description="Longest sound (3600 seconds); checked while it is decoded.")
+        float, Meta(gt=0, le=86_400, description="Longest audio clip (3600 seconds); checked while it is decoded.")
     ] = 3600.0
     max_video_seconds: Annotated[
         float, Meta(gt=0, le=86_400, description="Longest video file (3600 seconds); checked before it is decoded.")
     ] = 3600.0
     max_video_frames: Annotated[
-        int, Meta(ge=1, description="Most frames that are read of a video (768); checked before it is decoded.")
+        int, Meta(ge=1, description="Most frames read from a video (768); checked before it is decoded.")
     ] = 768
     media_io_kwargs: Annotated[
         dict[str, Any] | str | None,
         Meta(
-            description='JSON: which frames of a video file are read: {"video": {"num_frames": 32, "fps": 2}}. They '
-            "are at equal distances, at most num_frames (32 by default, -1 for all), and at most fps in a second "
-            "(-1: that does not matter, the default). Default for SmolVLM: video_sampling of its own files."
+            description='JSON: which frames of a video file are read: {"video": {"num_frames": 32, "fps": 2}}. Frames'
+            " are equidistant: at most num_frames (32 by default, -1 for all), and at most fps per second "
+            "(-1 for no limit, the default). Default for SmolVLM: video_sampling of its own files."
         ),
     ] = None
     mm_processor_cache_gb: Annotated[
         float,
-        Meta(ge=0, description="GiB of processed media that an HTTP process keeps for later requests; 0: none."),
+        Meta(ge=0, description="GiB of processed media that an HTTP process caches for later requests; 0: none."),
     ] = 0.25
     max_media_bytes: Annotated[
         int,
         Meta(
             ge=1,
-            description="Most bytes of processed media of all live requests of an HTTP process (1G); further requests "
+            description="Most bytes of processed media of all live requests in an HTTP process (1G); more requests "
             "are rejected with 503.",
         ),
     ] = 2**30

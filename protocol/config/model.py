@@ -56,8 +56,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     skip_tokenizer_init: Annotated[
         bool,
         Meta(
-            description="Load no tokenizer: prompts and answers are token ids (return_token_ids). Everything that "
-            "needs text is rejected: text prompts, chat, stop strings, bad_words, structured output, echo."
+            description="Load no tokenizer: prompts and outputs are token ids (return_token_ids). Everything that "
+            "needs text is rejected: text prompts, chat, stop strings, bad_words, structured output, "
+            "echo."
         ),
     ] = False
     hf_token: Annotated[
@@ -72,7 +73,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     served_model_name: Annotated[
         list[str] | None,
-        Meta(description="Names the API answers to; the first is reported. Default: MODEL."),
+        Meta(description="Model names that the API accepts; the first one is reported. Default: MODEL."),
     ] = None
     load_format: Annotated[
         LoadFormat,
@@ -83,13 +84,14 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "auto"
     config_format: Annotated[
         ConfigFormat,
-        Meta(description="Format of the configuration. hf: config.json; mistral: params.json; auto: the one there is."),
+        Meta(description="Format of the configuration. hf: config.json; mistral: params.json; auto: whichever exists."),
     ] = "auto"
     model_impl: Annotated[
         ModelImplChoice,
         Meta(
-            description="What computes the model: octavo (a family of docs/models.md; vllm means the same), "
-            "transformers (its code, with octavo's attention and products), or auto: octavo if there is a family."
+            description="Implementation of the model: octavo (a family in docs/models.md; vllm means the same), "
+            "transformers (its code, with octavo's attention and products), or auto: octavo if there is a "
+            "family."
         ),
     ] = "auto"
     runner: Annotated[
@@ -102,8 +104,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     convert: Annotated[
         ConvertChoice,
         Meta(
-            description="Make a pooling model of another one: its hidden states are vectors (embed), or go through its "
-            "classification head (classify). none: pool only what was trained for it."
+            description="Turn a generating model into a pooling model: return its hidden states as vectors (embed), "
+            "or apply its classification head (classify). none: only pool models that were trained for "
+            "it."
         ),
     ] = "auto"
     pooler_config: Annotated[
@@ -116,7 +119,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = False
     dtype: Annotated[
         DtypeChoice,
-        Meta(description="Type of weights and activations. auto: that of the checkpoint, but bfloat16 for float32."),
+        Meta(
+            description="Data type of weights and activations. auto: that of the checkpoint, but bfloat16 for float32."
+        ),
     ] = "auto"
     quantization: Annotated[
         QuantizationChoice | None,
@@ -132,8 +137,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int,
         Meta(
             ge=0,
-            description="Size limit of the packed weights in the cache directory (16G, 512M), which later starts map "
-            "instead of loading the model again; 0: keep none.",
+            description="Size limit of the packed weights in the cache directory (16G, 512M). Later starts map them "
+            "instead of loading the model again. 0: keep none.",
         ),
     ] = 16 * 2**30
     max_model_len: Annotated[
@@ -157,12 +162,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     logits_processors: Annotated[
         list[str] | None,
         Meta(
-            description="Code that changes logits before tokens are drawn: module:Class, file.py:Class, or the name of "
-            "an entry point of the group octavo.logits_processors."
+            description="Code that changes logits before tokens are sampled: module:Class, file.py:Class, or the name "
+            "of an entry point in the group octavo.logits_processors."
         ),
     ] = None
     enable_prompt_embeds: Annotated[
-        bool, Meta(description="Accept prompt_embeds: rows of numbers in place of a prompt's token embeddings.")
+        bool, Meta(description="Accept prompt_embeds: given rows instead of a prompt's token embeddings.")
     ] = False
     generation_config: Annotated[
         str,

@@ -14,16 +14,17 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enable_tp_invariant_inference: Annotated[
         bool,
         Meta(
-            description="Give a request the same tokens and logprobs on 1, 2, 4 and 8 workers of "
-            "--tensor-parallel-size, on GPUs too; what cannot is refused. The native CPU kernels do so without it."
+            description="Compute the same tokens and logprobs on 1, 2, 4 and 8 workers of --tensor-parallel-size, on "
+            "GPUs too. Settings that prevent it are rejected. The native CPU kernels do so without this "
+            "flag."
         ),
     ] = False
     enable_expert_parallel: Annotated[
         bool,
         Meta(
-            description="Divide the experts of a mixture of experts between the workers of --tensor-parallel-size, "
-            "instead of the columns of each. With --data-parallel-size, between the workers of all engines, which then "
-            "compute all steps together.",
+            description="Divide the experts of a mixture of experts among the workers of --tensor-parallel-size, "
+            "instead of the columns of each expert. With --data-parallel-size, divide them among the "
+            "workers of all engines, which then compute all steps together.",
             extra={"short": ("-ep",)},
         ),
     ] = False
@@ -32,16 +33,16 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=1,
             le=64,
-            description="Number of stages, each with a part of the layers and --tensor-parallel-size workers. As many "
-            "steps are computed at once, of different requests.",
+            description="Number of pipeline stages, each with a part of the layers and --tensor-parallel-size "
+            "workers. This many steps are computed at once, for different requests.",
             extra={"short": ("-pp",)},
         ),
     ] = 1
     pipeline_layer_partition: Annotated[
         str | None,
         Meta(
-            description="Layers of each stage, such as 12,10 (vLLM's VLLM_PP_LAYER_PARTITION). Default: stages have "
-            "weights of about the same size, the output weight included."
+            description="Number of layers of each stage, such as 12,10 (vLLM's VLLM_PP_LAYER_PARTITION). Default: "
+            "stages with weights of about the same size, including the output weight."
         ),
     ] = None
     data_parallel_size: Annotated[
@@ -49,8 +50,9 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=1,
             le=64,
-            description="Number of engines behind one address, each with its own workers. Requests go where their "
-            "prefix is cached and little waits; those of an engine that dies continue on another.",
+            description="Number of engines behind one address, each with its own workers. A request goes to an engine "
+            "with a cached prefix and a short queue; if an engine dies, its requests continue on another "
+            "one.",
             extra={"short": ("-dp",)},
         ),
     ] = 1
@@ -86,15 +88,15 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra={"short": ("-r",)},
         ),
     ] = 0
-    master_addr: Annotated[str, Meta(description="Address of node 0, by which the other nodes join it.")] = "127.0.0.1"
-    master_port: Annotated[Annotated[int, Meta(ge=1, le=65535)], Meta(description="TCP port of node 0 for them.")] = (
-        29501
-    )
+    master_addr: Annotated[str, Meta(description="Address of node 0, which the other nodes connect to.")] = "127.0.0.1"
+    master_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)], Meta(description="TCP port of node 0, which the other nodes connect to.")
+    ] = 29501
     group_secret_key_file: Annotated[
         str | None,
         Meta(
-            description="Secret key that all nodes share, created by octavo keygen. Needed unless --master-addr is of "
-            "this machine only. Ray needs none."
+            description="Secret key shared by all nodes, created by octavo keygen. Required unless --master-addr is "
+            "on this machine. Not needed with Ray."
         ),
     ] = None
 

@@ -16,8 +16,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=1,
             le=256,
-            description="Number of HTTP processes for the one engine. More than one pays off if text processing, not "
-            "the model, saturates a core.",
+            description="Number of HTTP processes. More than one pays off if text processing, not the model, "
+            "saturates a core.",
             extra={"short": ("-asc",)},
         ),
     ] = 1
@@ -46,8 +46,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_dev_routes: Annotated[
         bool,
         Meta(
-            description="Serve /sleep, /wake_up, /pause, /resume, /update_weights and the like, with which every "
-            "client can stop the server or exchange its weights. VLLM_SERVER_DEV_MODE=1 does the same."
+            description="Serve /sleep, /wake_up, /pause, /resume, /update_weights and similar routes, with which "
+            "every client can stop the server or replace its weights. VLLM_SERVER_DEV_MODE=1 does the "
+            "same."
         ),
     ] = False
     ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
@@ -65,7 +66,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_ssl_refresh: Annotated[bool, Meta(description="Reload certificate and key when their files change.")] = False
     allowed_origins: Annotated[
         list[str] | None,
-        Meta(description="Origins of web pages that may read responses (CORS), [] for none. Default: *, all."),
+        Meta(description="Origins of web pages that may read responses (CORS); [] for none. Default: *, all."),
     ] = None
     allowed_methods: Annotated[
         list[str] | None, Meta(description="Methods that such pages may use. Default: *, all.")
@@ -81,7 +82,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = None
     allow_credentials: Annotated[
-        bool, Meta(description="Such pages may send cookies and HTTP authentication along.")
+        bool, Meta(description="Allow such pages to send cookies and HTTP authentication.")
     ] = False
     max_request_body_bytes: Annotated[
         int, Meta(ge=1, description="Longest request body (16M); longer ones are rejected with 413.")
@@ -102,18 +103,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         Meta(
             ge=0,
-            description="Seconds of silence after which a stream sends a comment, so that proxies do not close it; 0: "
-            "never.",
+            description="Seconds without output after which a stream sends a comment, so that proxies do not close "
+            "it; 0: never.",
         ),
     ] = 30.0
     enable_force_include_usage: Annotated[
-        bool, Meta(description="All chunks of streams have usage, even if stream_options does not ask for it.")
+        bool, Meta(description="Include usage in all chunks of streams, even if stream_options does not request it.")
     ] = False
     enable_per_request_metrics: Annotated[
-        bool, Meta(description="Responses with one choice report their times in the engine, under metrics.")
+        bool, Meta(description="Report the request's times in the engine under metrics, in responses with one choice.")
     ] = False
     return_tokens_as_token_ids: Annotated[
-        bool, Meta(description="Logprobs write tokens as token_id:ID, unless a request says otherwise.")
+        bool, Meta(description="Write tokens in logprobs as token_id:ID, unless a request says otherwise.")
     ] = False
     fingerprint_mode: Annotated[
         Literal["full", "hash", "custom", "none"],
@@ -151,7 +152,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool, Meta(description="Serve /tokenizer_info: the tokenizer's settings and the chat template.")
     ] = False
     enable_request_id_headers: Annotated[
-        bool, Meta(description="Every response has an X-Request-Id header: the client's own, else a new one.")
+        bool, Meta(description="Add an X-Request-Id header to every response: the client's own, or a new one.")
     ] = True
     torch_profiler_dir: Annotated[
         str | None,
@@ -230,7 +231,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reasoning_parser: Annotated[
         str | None,
         Meta(
-            description="How the model marks its reasoning; docs/reasoning.md lists the names. Default: all of it is "
+            description="How the model marks its reasoning; docs/reasoning.md lists the names. Default: everything is "
             "content."
         ),
     ] = None
@@ -243,8 +244,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         float,
         Meta(
             gt=0,
-            description="Seconds without a finished step after which an engine with work counts as hung: /health "
-            "answers 503, and the stacks of all processes are logged once.",
+            description="Seconds without a completed step after which an engine with work counts as hung: /health "
+            "returns 503, and the stacks of all processes are logged once.",
         ),
     ] = 25.0
     shutdown_timeout: Annotated[
@@ -267,7 +268,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = None
     disable_access_log: Annotated[
         bool,
-        Meta(description="No log line per HTTP request.", extra={"aliases": ("disable_uvicorn_access_log",)}),
+        Meta(description="Write no log line per HTTP request.", extra={"aliases": ("disable_uvicorn_access_log",)}),
     ] = True
     disable_access_log_for_endpoints: Annotated[
         list[str] | None,
@@ -277,14 +278,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str | None,
         Meta(
             description="File to which each HTTP request appends a JSON object with status, times and token counts, "
-            "but no text; -: standard output. It may be rotated. Paths of --disable-access-log-for-endpoints are left "
-            "out."
+            "but no text; -: standard output. It may be rotated. Paths of "
+            "--disable-access-log-for-endpoints are omitted."
         ),
     ] = None
     otlp_traces_endpoint: Annotated[
         str | None,
         Meta(
-            description="URL of an OpenTelemetry collector that gets the spans of requests; needs octavo[otel]. "
+            description="URL of an OpenTelemetry collector that receives the spans of requests; needs octavo[otel]. "
             "Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else no traces."
         ),
     ] = None
@@ -298,7 +299,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enable_log_requests: Annotated[bool, Meta(description="Log the prompt and the parameters of every request.")] = (
         False
     )
-    enable_log_outputs: Annotated[bool, Meta(description="Log the text of every answer when it is complete.")] = False
+    enable_log_outputs: Annotated[bool, Meta(description="Log the text of every response when it is complete.")] = False
     enable_log_deltas: Annotated[
         bool, Meta(description="With --enable-log-outputs: also log each delta of a stream.")
     ] = False
@@ -306,15 +307,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     response_store: Annotated[
         str | None,
         Meta(
-            description="SQLite database for what the Responses API stores, which then outlives the server. It "
-            "has the texts of conversations. Default: memory, which the server's processes share."
+            description="SQLite database for objects that the Responses API stores, which then survive a restart. It "
+            "contains the texts of conversations. Default: memory shared by the server's processes."
         ),
     ] = None
     batch_dir: Annotated[
         str | None,
         Meta(
-            description="Directory for files and batches (/v1/files, /v1/batches), which outlive the server. It has "
-            "the texts of all their requests, and only this user may read it. Default: none; these routes are off."
+            description="Directory for files and batches (/v1/files, /v1/batches), which survive a restart. It "
+            "contains the texts of all their requests, and only this user may read it. Default: none; "
+            "these routes are off."
         ),
     ] = None
     batch_dir_max_bytes: Annotated[
@@ -323,9 +325,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     receipts: Annotated[
         str | None,
         Meta(
-            description="Directory for a log of receipts: each request with its answer's seeds, tokens and digests of "
-            "logprobs, which octavo verify computes again and compares. All requests compute logprobs. It has the "
-            "texts of all requests, and only this user may read it."
+            description="Directory for a log of receipts: each request with its seeds, its tokens and digests of "
+            "logprobs, which octavo verify recomputes and compares. All requests compute logprobs. It "
+            "contains the texts of all requests, and only this user may read it."
         ),
     ] = None
     receipts_max_bytes: Annotated[

@@ -43,11 +43,11 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             extra={"short": ("-sc",)},
         ),
     ] = None
-    spec_method: Annotated[str | None, Meta(description="Short for the method of --speculative-config.")] = None
-    spec_model: Annotated[str | None, Meta(description="Short for the model of --speculative-config.")] = None
+    spec_method: Annotated[str | None, Meta(description="Shorthand for the method of --speculative-config.")] = None
+    spec_model: Annotated[str | None, Meta(description="Shorthand for the model of --speculative-config.")] = None
     spec_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Short for num_speculative_tokens of --speculative-config. 0: no speculation."),
+        Meta(description="Shorthand for num_speculative_tokens of --speculative-config. 0: no speculation."),
     ] = None
 
 
