@@ -108,8 +108,7 @@ def tenant_name(scope: Scope) -> str | None:
 
 
 def may_see(scope: Scope, owner: str | None) -> bool:
-    """Return whether a request may see a tenant's object. Tenants see only their own objects, all others see
-    everything.
+    """Return whether a request may see a tenant's object: tenants see only their own, all others see everything.
 
     Args:
         scope: the ASGI scope of the request.

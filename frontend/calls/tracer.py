@@ -97,8 +97,7 @@ class RequestTracer:
 
 
 def traces_endpoint(flag: str | None) -> str | None:
-    """Return the traces endpoint: `--otlp-traces-endpoint`, else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; `None` if
-    unset."""
+    """Return `--otlp-traces-endpoint`, else OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; `None` if neither is set."""
     return flag or Env.read().otlp_traces_endpoint
 
 

@@ -99,6 +99,5 @@ def _wants_reasoning(shown: ChatInput, context: ChatContext) -> bool | None:
 
 
 def _knows_switch(shown: ChatInput, context: ChatContext) -> bool:
-    """Return whether the chat template can turn reasoning off. A caller's own template is assumed to use what it is
-    given."""
+    """Return whether the chat template can turn reasoning off. We assume that a caller's own template can."""
     return shown.template is not None or any(map(context.chat_template.knows, SWITCHES))

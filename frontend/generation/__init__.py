@@ -1,2 +1,1 @@
-"""Turns parameters into submissions and the engine's token events into text, for one or several sequences per
-prompt."""
+"""Turns parameters into submissions, and the engine's token events into text, for n sequences per prompt."""

@@ -199,8 +199,7 @@ class GenerationClient:
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
-        """Return the logprob of each token given the prompt and the tokens before it, with the same bits as in
-        sampling.
+        """Return the logprob of each token, given the prompt and the tokens before it; the bits are those of sampling.
 
         The logprobs depend on nothing else: neither on the batch, nor on the prefix cache, nor on when and by which
         engine with the same weights the tokens were drawn.
@@ -242,8 +241,7 @@ class GenerationClient:
         return await self._text.run(work)
 
     async def abort(self, request_id: str) -> bool:
-        """End all requests of this client with this id, with the finish reason "abort". Return False if there is
-        none."""
+        """End all requests of this client with this id (finish reason "abort"). Return False if there is none."""
         return self._live.abort(request_id)
 
     def abort_all(self) -> None:

@@ -228,8 +228,7 @@ class RequestPreparer:
         return make() if params.num_token_ids <= MANY_TOKEN_IDS else await asyncio.to_thread(make)
 
     async def _own_adapter(self, prompt: TokenizedPrompt) -> Adapter | None:
-        """Return the model's own adapter for the prompt's media, for a request without an adapter; `None` if there is
-        none."""
+        """Return the model's own adapter for the prompt's media, if the request names none; `None` if there is none."""
         if not prompt.media or self._media_adapter is None:
             return None
         return await self._media_adapter({item.kind for item in prompt.media})

@@ -99,8 +99,7 @@ def _binds_calls(tools: Sequence[FunctionTool], called: Sequence[FunctionTool]) 
 def _form_of_calls(
     called: Sequence[FunctionTool], answer_form: StructuredOutputsParams | None, *, is_forced: bool
 ) -> StructuredOutputsParams:
-    """Return the constraint on an answer: a call of one of the functions or, unless calls are forced, a final
-    message."""
+    """Return the constraint on an answer: a call or, unless calls are forced, a final message."""
     answer = tag(HEAD + FINAL, ANY_TEXT, "") if answer_form is None else _answer_format(answer_form)
     if answer is None:
         assert answer_form is not None

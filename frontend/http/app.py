@@ -142,8 +142,7 @@ class OctavoApp(FastAPI):
 
 
 class _DirectRoutes:
-    """Calls a route without FastAPI's layers, which take longer than all other HTTP work and do nothing for these
-    routes.
+    """Calls a route without FastAPI's layers, which take longer than all other HTTP work and are not needed here.
 
     It applies to octavo's routes, which handle their own errors, while the application's owner has added nothing that
     comes before them: no middleware, route, dependency override or mount.

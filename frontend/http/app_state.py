@@ -138,8 +138,7 @@ class AppState:
         return int(time.time())
 
     async def choose_model(self, requested: str | None) -> tuple[str, Adapter | None]:
-        """Return the model name for the response and the LoRA adapter that it selects. The name is recorded in the
-        call.
+        """Return the model name for the response, which the call records, and the LoRA adapter that it selects.
 
         Raises:
             ModelNotFoundError: this server does not serve `requested`.

@@ -134,6 +134,7 @@ def error_names(body: ChatFields) -> Mapping[str, str]:
 @contextmanager
 def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
     """Make errors name the fields of the body instead of the parameters that they set.
+
     Raises:
         InvalidRequestError: the original error, with the body's field name.
     """
@@ -150,6 +151,7 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def errors_of_conversation(body: ChatFields, index: int) -> Iterator[None]:
     """Make errors name the fields of a batch body, and the index of the conversation.
+
     Raises:
         InvalidRequestError: the original error, with the body's field name.
     """

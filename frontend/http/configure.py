@@ -190,8 +190,7 @@ def _responses(config: ServerConfig) -> ResponseStore:
 
 
 def _check_chat_template(state: AppState) -> None:
-    """Report an invalid configured template at startup instead of at the first request. A model may have no
-    template."""
+    """Report an invalid configured template at startup, not at the first request. A model may have no template."""
     if state.client.config.chat_template is not None:
         try:
             _ = state.chat_context.chat_template

@@ -168,8 +168,7 @@ def failure_response(scope: Scope, error: Exception) -> Response:
 def rejection(
     status: int, message: str, headers: Mapping[str, str] | None = None, scope: Scope | None = None
 ) -> Response:
-    """Return the error response to a request that is rejected before it reaches a route, or by a route without a
-    state."""
+    """Return the error response to a request that no route handles, or only a route without a state."""
     if scope is not None and is_messages_path(route_path(scope)):
         body = messages_error_body(HTTPStatus(status), message, RequestId.of(scope).text)
     else:

@@ -1,5 +1,4 @@
-"""`Fingerprint`: the `system_fingerprint` of responses, which covers everything besides the request that affects
-tokens.
+"""`Fingerprint`: the `system_fingerprint` of responses: everything besides the request that affects tokens.
 
 Schedules, batch sizes and process counts are not part of it: a response does not depend on them.
 """

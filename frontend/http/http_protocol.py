@@ -55,8 +55,7 @@ class _TurnFlow(FlowControl):
             self.read_next()
 
     def read_next(self) -> None:
-        """Resume reading when data have arrived and the throttle lets this connection read; without a throttle, at
-        once."""
+        """Resume reading when data have arrived and the throttle allows it; without a throttle, at once."""
         if self._transport.is_closing():
             return
         if self._throttle is None:
@@ -304,8 +303,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._unread_timer = self.loop.call_later(UNREAD_S, self._check_unread, num_bytes, self.cycle)
 
     def _check_unread(self, num_bytes_before: int, cycle_before: RequestResponseCycle | None) -> None:
-        """Close the connection if the client read nothing: the write buffer did not shrink and nothing was added to
-        it."""
+        """Close the connection if the client read nothing: the write buffer neither shrank nor got new data."""
         self._unread_timer = None
         is_answering = self.cycle is not None and not self.cycle.response_complete
         may_have_grown = self.cycle is not cycle_before or (is_answering and not self.flow.write_paused)

@@ -38,8 +38,7 @@ class RequestLog:
         )
 
     def begin(self, generation: PreparedGeneration, request_id: str) -> "LoggedAnswer":
-        """Log a request. Return an object that logs its response, unless the request fails or the client
-        disconnects."""
+        """Log a request; return an object that logs its response, unless it fails or the client disconnects."""
         if self.has_requests:
             logger.info(
                 "received %s: prompt %s, token ids %s, params %s",

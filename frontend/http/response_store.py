@@ -1,5 +1,4 @@
-"""`ResponseStore`: stored responses that later requests may continue, in memory or in a file. Bounded; independent of
-HTTP.
+"""`ResponseStore`: bounded storage of responses that later requests may continue, in memory or in a file. No HTTP.
 
 A background response is stored before it is generated, and may have stored events. The process that generates it is its
 owner. If the owner dies, the next reader marks the response as failed.
@@ -208,8 +207,7 @@ class ResponseStore:
         return [row[0] for row in rows]
 
     def disown(self, response_id: str) -> None:
-        """Treat a response of this process as if its owner had died. Writes nothing, because writing may have
-        failed."""
+        """Treat a response of this process as if its owner had died. Writes nothing: writing may have failed."""
         self._disowned.add(response_id)
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Stateless; independent of
-models."""
+"""`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Independent of models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -54,8 +54,7 @@ class GemmaParser(MarkedParser):
         return CallMatch(reader.position, [ToolCall(name[0], reader.json)])
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
-        """Return a call with required arguments first; `None` as in `keyed_arguments`, or if a string is
-        constrained."""
+        """Return a call with required arguments first; `None` as in `keyed_arguments`, or for constrained strings."""
         arguments = self._arguments_form(schema)
         if arguments is None or not _NAME.fullmatch(name):
             return None
@@ -66,8 +65,7 @@ class GemmaParser(MarkedParser):
         return keyed_arguments(schema, ":", ",", self._value_form, any_value)
 
     def _value_form(self, schema: Any) -> Mapping[str, Any] | None:
-        """Return the format of a value; JSON (which the parser also accepts) if the schema constrains more than its
-        parts."""
+        """Return the format of a value; JSON, which is accepted too, if the schema constrains more than its parts."""
         if is_text(schema):
             return self._text_form(schema)
         if schema.get("type") == "object" and schema.get("properties"):

@@ -138,8 +138,7 @@ class ToolParser(ABC):
 
 
 def shown_length(text: str, tags: Sequence[str], start: int = 0) -> int:
-    """Return the length of the part of a text that certainly contains no tag. A tag or white space may start at its
-    end.
+    """Return the length of the text without a tag, or white space, that may have begun at its end.
 
     Args:
         text: the text so far.

@@ -70,8 +70,7 @@ class PythonicParser(ToolParser):
 
 
 def python_call(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the format of a call with JSON arguments; `None` as in `keyed_arguments`, or for names invalid in
-    Python."""
+    """Return the format of a call with JSON arguments; `None` as in `keyed_arguments`, or for an invalid name."""
     arguments = keyed_arguments(schema, "=", _SEPARATOR)
     if arguments is None or not CALL_NAME.fullmatch(name):
         return None

@@ -101,8 +101,7 @@ class XmlParser(MarkedParser):
         return tag(before, content, f"{self.padding}{self.value_end}{self.line}")
 
     def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
-        """Return the arguments as JSON text, and the end of the call; the end is `None` while the call is
-        incomplete."""
+        """Return the arguments as JSON text, and the end of the call, which is `None` while the call is incomplete."""
         properties = self.properties(name[1])
         written: dict[str, str] = {}
         position = name.end()

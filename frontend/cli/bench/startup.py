@@ -131,8 +131,7 @@ def _measure(process: "subprocess.Popen[bytes]", path: Path, started: float) -> 
 
 
 def listens(path: Path) -> bool:
-    """Return whether a server listens. The file exists a moment earlier: `bind` creates it before `listen` is
-    called."""
+    """Return whether a server listens. The file exists a moment earlier: `bind` creates it, `listen` comes later."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
 

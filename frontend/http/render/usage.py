@@ -43,8 +43,7 @@ class UsageCount:
             self._num_reasoning = (self._num_reasoning or 0) + num_tokens
 
     def metrics(self) -> RequestMetrics | UnsetType:
-        """Return the timings if the request generated one sequence, else UNSET: several sequences have no common
-        timings."""
+        """Return the timings of a request with one sequence, else UNSET: several sequences have no common timings."""
         return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
 
     def at_start(self, prompt_index: int = 0) -> Usage:

@@ -1,5 +1,4 @@
-"""The random requests of a run: they use every parameter whose state a crash could lose, on prompts with shared
-prefixes."""
+"""The random requests of a run: every parameter whose state a crash could lose, on prompts with shared prefixes."""
 
 import random
 from collections.abc import Sequence
