@@ -42,13 +42,13 @@ class CallMiddleware:
         CURRENT_CALL.set(call)  # the server runs each request in its own task
         client, agent, now_s = scope.get("client"), header_value(scope, b"user-agent"), time.time()
 
-        def send_noting_status(message: Message) -> Awaitable[None]:
+        def send_and_record_status(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
             return send(message)
 
         try:
-            await self._app(scope, receive, send_noting_status)
+            await self._app(scope, receive, send_and_record_status)
         finally:
             if (log := self._services.access_log) is not None:
                 has_tokens = bool(call.finish_reasons)

@@ -32,7 +32,7 @@ class CallServices:
     access_log: AccessLog | None = None
 
     @property
-    def are_needed(self) -> bool:
+    def is_any_enabled(self) -> bool:
         """Whether any service is enabled."""
         return self != CallServices()
 

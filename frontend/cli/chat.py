@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.parser import CommandParser
-from octavo.frontend.cli.questions import answer_typed, is_interactive, piped_lines, quick_text
+from octavo.frontend.cli.questions import handle_typed_lines, is_interactive, piped_lines, quick_text
 from octavo.frontend.cli.terminal import (
     Answer,
     Piece,
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     if not is_interactive():
         return EXIT_INTERRUPTED if any(chat.ask(line).is_interrupted for line in piped_lines()) else 0
     print(f"Talking to {chat.model} at {options.url}. Ctrl-C stops an answer, Ctrl-D exits.")
-    answer_typed(chat.handle_line)
+    handle_typed_lines(chat.handle_line)
     return 0
 
 

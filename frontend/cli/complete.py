@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.parser import CommandParser
-from octavo.frontend.cli.questions import QUICK_STDIN, answer_typed, is_interactive, quick_text
+from octavo.frontend.cli.questions import QUICK_STDIN, handle_typed_lines, is_interactive, quick_text
 from octavo.frontend.cli.terminal import (
     Answer,
     Piece,
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     model = api.model(options.model_name)
     if options.quick is None and is_interactive():
         print(f"{model} at {options.url} continues what you type. Ctrl-D exits.")
-        answer_typed(lambda line: _complete(api, model, line, options))
+        handle_typed_lines(lambda line: _complete(api, model, line, options))
         return 0
     prompt = quick_text(QUICK_STDIN if options.quick is None else options.quick)
     return EXIT_INTERRUPTED if _complete(api, model, prompt, options).is_interrupted else 0

@@ -42,11 +42,11 @@ def run(argv: list[str]) -> int:
     shell = parser().parse(argv).shell
     import shtab
 
-    print(shtab.complete(whole_command_line(), shell))
+    print(shtab.complete(full_parser(), shell))
     return 0
 
 
-def whole_command_line() -> argparse.ArgumentParser:
+def full_parser() -> argparse.ArgumentParser:
     """Return one parser that has every command as a subparser and marks file arguments for shtab."""
     from octavo.frontend.cli.main import COMMANDS
 

@@ -102,7 +102,7 @@ def run(argv: list[str]) -> int:
     finished = do(job)
     print(f"{out}\n{finished.num_layers} layers quantized, {finished.num_bytes / 1e6:,.1f} MB")
     if not options.no_evaluation:
-        print(compared(reading_of(str(source), text), reading_of(str(out), text)))
+        print(compared(evaluate_model(str(source), text), evaluate_model(str(out), text)))
     return 0
 
 
@@ -132,7 +132,7 @@ def do(job: QuantizationJob) -> Finished:
     raise CommandError(f"the process that quantizes ended with exit code {child.returncode}", "its error is above")
 
 
-def reading_of(model: str, text: str) -> Reading:
+def evaluate_model(model: str, text: str) -> Reading:
     """Start an engine for a model, and evaluate the text with it.
 
     Raises:

@@ -45,7 +45,7 @@ def typed_lines() -> Iterator[str]:
             yield text
 
 
-def answer_typed(answer: Callable[[str], object]) -> None:
+def handle_typed_lines(answer: Callable[[str], object]) -> None:
     """Handle typed lines until Ctrl-D. A failed request is reported and does not end the loop."""
     for line in typed_lines():
         try:

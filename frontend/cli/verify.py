@@ -150,7 +150,7 @@ class Verification:
                 comparison.verdict = Verdict(Outcome.INCOMPARABLE, answer.reason)
                 self._report()
                 continue
-            comparison.verdict = _obstacle(answer, client)
+            comparison.verdict = _incomparable(answer, client)
             if comparison.verdict is not None:
                 self._report()
                 continue
@@ -217,7 +217,7 @@ class _Comparison:
         return Verdict(Outcome.EQUAL, f"{self.num_tokens} tokens{' up to an abort' if is_aborted(recorded) else ''}")
 
 
-def _obstacle(answer: SavedAnswer, client: "AsyncClient") -> Verdict | None:
+def _incomparable(answer: SavedAnswer, client: "AsyncClient") -> Verdict | None:
     """Return the verdict if the engine cannot reproduce the bits of an answer; `None` if it should be able to."""
     if answer.adapter and _adapter_name(answer, client) is None:
         name, digest = answer.request.get("model"), answer.adapter[:16]

@@ -98,7 +98,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if parser is not None and isinstance(parser.format, PluginFormat) and parser.format.shows_special_tokens:
         generation = generation.with_overrides(skip_special_tokens=False)
     if settings.is_harmony:
-        generation = _ended_by_marks(generation, client.tokenizer)
+        generation = _with_stop_marks(generation, client.tokenizer)
     return PreparedChat(
         _prepared(generation, text, prompt, context),
         AnswerRendering(
@@ -202,7 +202,7 @@ def _plan(request: ChatRequest, context: ChatContext) -> ToolPlan:
     )
 
 
-def _ended_by_marks(generation: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+def _with_stop_marks(generation: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
     """Make the marks that end an answer stop it, although a model's configuration may not list them as stop tokens."""
     stops = set(generation.overrides.get("stop_token_ids") or ())
     marks = {tokenizer.token_id(mark) for mark in (CALL, RETURN)} & tokenizer.special_token_ids

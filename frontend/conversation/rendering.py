@@ -79,12 +79,12 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
     # a caller's own template is assumed to use what it is given
     if template is None or template.knows("reasoning_effort"):
         return {"reasoning_effort": effort}
-    _note_unused_effort()
+    _log_unused_effort()
     return {}
 
 
 @cache
-def _note_unused_effort() -> None:
+def _log_unused_effort() -> None:
     """Log it once: many clients send an effort with every request."""
     logger.warning(
         "ignored reasoning_effort: this model's chat template does not use it; further occurrences are not logged"

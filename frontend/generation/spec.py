@@ -118,7 +118,7 @@ def make_spec(
         speculation=0 if params.speculation == "off" else params.speculation,
         speech_rules=None if params.speech_rules is None else speech_rules(params, config),
     )
-    _check_that_something_is_left(spec)
+    _check_allowed_tokens(spec)
     return spec
 
 
@@ -372,7 +372,7 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) ->
     return tuple(dict.fromkeys(tuple(ids) for ids in found if ids and max(ids) < vocab_size))
 
 
-def _check_that_something_is_left(spec: SamplingSpec) -> None:
+def _check_allowed_tokens(spec: SamplingSpec) -> None:
     """Reject a request if every allowed token is masked from the start.
 
     Raises:

@@ -64,7 +64,7 @@ def plan_harmony(
     called = [tool for tool in tools if _is_allowed(tool, choice)] if may_call else []
     if is_continued:
         form = answer_form
-    elif called and (choice.is_forced or answer_form is not None or _binds_calls(tools, called)):
+    elif called and (choice.is_forced or answer_form is not None or _constrains_calls(tools, called)):
         form = _form_of_calls(called, answer_form, is_forced=choice.is_forced)
     else:
         form = None if answer_form is None else _form_of_answer(answer_form)
@@ -91,7 +91,7 @@ def _is_allowed(tool: FunctionTool, choice: ToolChoice) -> bool:
     return choice.allowed is None or tool.name in choice.allowed
 
 
-def _binds_calls(tools: Sequence[FunctionTool], called: Sequence[FunctionTool]) -> bool:
+def _constrains_calls(tools: Sequence[FunctionTool], called: Sequence[FunctionTool]) -> bool:
     """Return whether calls are constrained although the model may choose not to call."""
     return len(called) < len(tools) or any(tool.is_strict for tool in called)
 

@@ -17,10 +17,10 @@ def route_log(silent_paths: Iterable[str] = ()) -> None:
         theirs.propagate = ours.propagate
         theirs.setLevel(max(level, ours.getEffectiveLevel()))
     paths = frozenset(path.strip() for text in silent_paths for path in text.split(","))
-    logging.getLogger("uvicorn.access").filters[:] = [_Silence(paths)] if paths else []
+    logging.getLogger("uvicorn.access").filters[:] = [_PathFilter(paths)] if paths else []
 
 
-class _Silence(logging.Filter):
+class _PathFilter(logging.Filter):
     """Drops the access log lines of some paths."""
 
     def __init__(self, paths: frozenset[str]) -> None:

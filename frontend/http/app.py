@@ -206,7 +206,7 @@ def _middleware(config: ServerConfig, keys: Sequence[str] | None, calls: CallSer
         )
         found.append(cors)
     found.append(Middleware(PathMiddleware, root_path=config.root_path or ""))
-    if calls.are_needed:
+    if calls.is_any_enabled:
         found.append(Middleware(CallMiddleware, services=calls))
     if keys is None:
         return found

@@ -70,9 +70,9 @@ class BodyReader:
         body = _Incoming()
         try:
             await self._receive_part(receive, body)
-            if body.state == "begun":
+            if body.state == "partial":
                 await self._receive_rest(receive, body)
-            if body.state == "left":
+            if body.state == "disconnected":
                 return None
             if body.num_bytes > LARGE_BODY_BYTES:
                 async with self._large:
@@ -86,11 +86,11 @@ class BodyReader:
         latest_s = loop.time() + self._grace_s
         try:
             async with asyncio.timeout_at(latest_s) as limit:
-                while body.state == "begun":
+                while body.state == "partial":
                     num_before = body.num_bytes
                     await self._receive_part(receive, body)
-                    won_s = (body.num_bytes - num_before) / SLOWEST_BYTES_PER_S
-                    latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
+                    earned_s = (body.num_bytes - num_before) / SLOWEST_BYTES_PER_S
+                    latest_s = min(latest_s + earned_s, loop.time() + self._grace_s)
                     limit.reschedule(latest_s)
         except TimeoutError:
             raise BodyRejected(408, "the body arrives too slowly; send it again") from None
@@ -98,7 +98,7 @@ class BodyReader:
     async def _receive_part(self, receive: Receive, body: "_Incoming") -> None:
         event = await receive()
         if event["type"] == "http.disconnect":
-            body.state = "left"
+            body.state = "disconnected"
             return
         part: bytes = event.get("body", b"")
         body.parts.append(part)
@@ -110,7 +110,7 @@ class BodyReader:
             message = f"more than {AT_ONCE * self._max_bytes} bytes of bodies are being received; try again later"
             raise BodyRejected(503, message, {"retry-after": str(RETRY_AFTER_S)})
         if not event.get("more_body", False):
-            body.state = "whole"
+            body.state = "complete"
 
     def _too_large(self) -> BodyRejected:
         limit = f"{self._max_bytes} bytes, which is the limit (--max-request-body-bytes)"
@@ -123,4 +123,4 @@ class _Incoming:
 
     parts: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
-    state: Literal["begun", "whole", "left"] = "begun"
+    state: Literal["partial", "complete", "disconnected"] = "partial"

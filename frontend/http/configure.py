@@ -166,7 +166,7 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants
     return BatchService(directory, tasks, tenants)
 
 
-def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:
+def with_shared_responses(config: ServerConfig, directory: Path) -> ServerConfig:
     """Return the configuration of one of several HTTP processes, which must share their stored responses.
 
     Args:

@@ -23,7 +23,7 @@ LONGEST_INTERVAL_S = 900.0
 """Maximum seconds between two full collections, for a server that always has more live requests."""
 
 
-def bound_pauses() -> None:
+def limit_gc_pauses() -> None:
     """Exempt all existing objects from collection, and leave full collections to `FullCollections`."""
     gc.collect()
     gc.freeze()

@@ -35,7 +35,7 @@ _UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 """Headers that offer an upgrade; `connection` lists them too."""
 
 
-class _TurnFlow(FlowControl):
+class _ThrottledFlow(FlowControl):
     """Flow control of a connection that reads only when the throttle lets it. The transport pauses after each read.
 
     It must not refer to the protocol: with a cycle, every connection would wait for the garbage collector.
@@ -128,7 +128,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Start the timeout for the first request."""
         super().connection_made(transport)
         self._is_encrypted = self.scheme == "https"
-        self.flow: _TurnFlow = _TurnFlow(transport, self._caller, None if self._is_encrypted else self._throttle)
+        self.flow: _ThrottledFlow = _ThrottledFlow(
+            transport, self._caller, None if self._is_encrypted else self._throttle
+        )
         self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:

@@ -125,7 +125,7 @@ def check_settings(request: ResponsesRequest) -> None:
     if request.conversation is not None:
         raise InvalidRequestError("conversation is not supported here: use previous_response_id", "conversation")
     if request.text is not None and request.text.verbosity is not None:
-        _note_unused_verbosity()
+        _log_unused_verbosity()
     if request.prompt is not None:
         raise InvalidRequestError("prompt is not supported here: send the text as instructions and input", "prompt")
     # responses repeat these, and the store keeps them
@@ -139,7 +139,7 @@ def check_settings(request: ResponsesRequest) -> None:
 
 
 @cache
-def _note_unused_verbosity() -> None:
+def _log_unused_verbosity() -> None:
     """Log it once: agents send it with every request."""
     logger.warning("ignored text.verbosity: no chat template knows it; further occurrences are not logged")
 

@@ -195,12 +195,12 @@ def answer_failures(endpoint: Endpoint) -> Endpoint:
         except OctavoError:
             raise
         except Exception as error:
-            return _AnsweredFailure(error)
+            return _FailureResponse(error)
 
     return answering
 
 
-class _AnsweredFailure(Response):
+class _FailureResponse(Response):
     """Sends the response to an unexpected error, then raises it."""
 
     def __init__(self, error: Exception) -> None:

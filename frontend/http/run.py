@@ -32,9 +32,9 @@ from octavo.frontend.http.api_workers import ApiWorkers
 from octavo.frontend.http.app import make_app
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.background import BackgroundTasks
-from octavo.frontend.http.configure import api_keys, batch_service, make_app_state, sharing_responses
+from octavo.frontend.http.configure import api_keys, batch_service, make_app_state, with_shared_responses
 from octavo.frontend.http.errors import logger as error_log
-from octavo.frontend.http.garbage import bound_pauses
+from octavo.frontend.http.garbage import limit_gc_pauses
 from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.server import Server
 from octavo.frontend.http.several_models import ServedEngines, check_join, check_names, config_of_each
@@ -188,7 +188,7 @@ async def _serve_with(
     counters_path = directory / "metrics"
     counters = SharedCounters.create(counters_path, config.api_server_count) if config.api_server_count > 1 else None
     operators = [EngineOperator(client, reread, partial(join_entry, config=config)) for client in clients]
-    configs = [sharing_responses(own, directory) for own in config_of_each(config, clients)]
+    configs = [with_shared_responses(own, directory) for own in config_of_each(config, clients)]
     background = BackgroundTasks()
     states = [
         make_app_state(client, own, counters, operator.execute, background)
@@ -277,5 +277,5 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
         app = make_app(replace(state, batches=None), config, keys=None)
         half = max(1, state.client.facts.max_num_seqs // 2)  # the other half is for other clients' requests
         state.batches.start(app, engines, half)
-    bound_pauses()
+    limit_gc_pauses()
     return server

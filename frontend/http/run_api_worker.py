@@ -13,7 +13,7 @@ import uvloop
 
 from octavo.frontend.calls.services import USAGE_FILE, CallServices
 from octavo.frontend.hosting import join_entry
-from octavo.frontend.http.configure import make_app_state, sharing_responses
+from octavo.frontend.http.configure import make_app_state, with_shared_responses
 from octavo.frontend.http.run import make_server
 from octavo.frontend.lora.registry import FILE_NAME as ADAPTERS_FILE
 from octavo.frontend.membership.follower import Follower
@@ -58,7 +58,7 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         directory = Path(spec.address).parent
         client.adapters.share(directory / ADAPTERS_FILE)
         counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
-        config = sharing_responses(spec.config, directory)
+        config = with_shared_responses(spec.config, directory)
         calls = CallServices.open(config, client.config, directory / USAGE_FILE, spec.row)
         state = make_app_state(client, config, counters, follower.execute)
         server = make_server([state], config, config.api_key or [], calls)

@@ -170,7 +170,7 @@ class Server(uvicorn.Server):
             self._stop.set()
             self._background.abort()
             self._engine.abort_all()
-            asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
+            asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._close_connections)
 
     def _abort(self, why: str) -> None:
         """Abort all requests. Clients get the output generated so far, with the finish reason "abort"."""
@@ -178,9 +178,9 @@ class Server(uvicorn.Server):
             logger.warning("%s: aborting %d requests", why, num_requests)
         self._background.abort()
         self._engine.abort_all()
-        asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
+        asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._close_connections)
 
-    def _cut(self) -> None:
+    def _close_connections(self) -> None:
         """Close every connection: the last resort against clients that do not read."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()

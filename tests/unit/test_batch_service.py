@@ -44,7 +44,7 @@ def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytes
 
 def test_a_server_with_tenants_runs_their_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `octavo serve --tenants FILE --batch-dir DIRECTORY` puts its parts together."""
-    monkeypatch.setattr(run_module, "bound_pauses", lambda: None)  # it is for the whole process
+    monkeypatch.setattr(run_module, "limit_gc_pauses", lambda: None)  # it is for the whole process
     (tmp_path / "tenants.yaml").write_text("tenants: {a: {api_keys: [a], priority: 3}}")
     config = ServerConfig(
         tenants=str(tmp_path / "tenants.yaml"), batch_dir=str(tmp_path / "batches"), fingerprint_mode="none"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo.frontend.cli import main
-from octavo.frontend.cli.completion import SHELLS, whole_command_line
+from octavo.frontend.cli.completion import SHELLS, full_parser
 from octavo.frontend.cli.main import BENCHMARKS, COMMANDS
 
 
@@ -92,7 +92,7 @@ def all_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_flag_of_every_command_is_in_every_script(shell: str) -> None:
-    flags = set(all_flags(whole_command_line()))
+    flags = set(all_flags(full_parser()))
     assert {"--max-num-seqs", "--system-prompt", "--goodput", "--num-iters-cold", "-o"} <= flags
     assert [flag for flag in flags if flag.lstrip("-") not in script(shell)] == []
 

@@ -28,7 +28,7 @@ def full_collections() -> Iterator[list[int]]:
 
 def test_many_live_objects_cause_no_full_collection(full_collections: list[int]) -> None:
     live = [[number] for number in range(10)]
-    garbage.bound_pauses()
+    garbage.limit_gc_pauses()
     full_collections.clear()
     live += [[number] for number in range(garbage.NEW_OBJECTS * (garbage.YOUNG_COLLECTIONS + 2) * 100)]
     assert len(live) > 10**6 and gc.get_count()[2] >= 10, "the middle generation was collected often"

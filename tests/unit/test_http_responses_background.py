@@ -22,7 +22,7 @@ from waiting import until
 from octavo.frontend.http import background_responses
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.background_responses import BackgroundResponses
-from octavo.frontend.http.configure import RESPONSES_FILE, sharing_responses
+from octavo.frontend.http.configure import RESPONSES_FILE, with_shared_responses
 from octavo.frontend.http.render.responses import ResponseEvents
 from octavo.frontend.http.response_store import ResponseStore
 from octavo.frontend.http.server import Server
@@ -302,11 +302,11 @@ def test_a_drain_waits_for_background_responses() -> None:
 
 
 def test_processes_share_their_responses(tmp_path: Path) -> None:
-    assert sharing_responses(ServerConfig(api_server_count=2), tmp_path).response_store == str(
+    assert with_shared_responses(ServerConfig(api_server_count=2), tmp_path).response_store == str(
         tmp_path / RESPONSES_FILE
     )
     for config in (ServerConfig(), ServerConfig(api_server_count=2, response_store="own.db")):
-        assert sharing_responses(config, tmp_path) == config
+        assert with_shared_responses(config, tmp_path) == config
 
 
 def test_openais_own_client() -> None:

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from octavo.frontend.http.http_protocol import HttpProtocol, _TurnFlow
+from octavo.frontend.http.http_protocol import HttpProtocol, _ThrottledFlow
 from octavo.frontend.http.server import Server
 
 OVERRIDDEN: list[tuple[type, type, str]] = [
@@ -21,7 +21,7 @@ OVERRIDDEN: list[tuple[type, type, str]] = [
         "connection_made data_received connection_lost shutdown pause_writing on_headers_complete on_body "
         "on_message_complete on_response_complete send_400_response timeout_keep_alive_handler _start_asgi_task",
     ),
-    (FlowControl, _TurnFlow, "pause_reading resume_reading"),
+    (FlowControl, _ThrottledFlow, "pause_reading resume_reading"),
     (uvicorn.Server, Server, "serve startup main_loop capture_signals"),
 ]
 

@@ -57,7 +57,7 @@ async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response
     """Upload a file of requests."""
     directory, tenant = _service(state).directory, tenant_name(http_request.scope)
     length = header_value(http_request.scope, b"content-length")
-    upload = ApiRequest(http_request.scope, _Bounded(http_request.receive, MAX_FILE_BYTES + _FORM_BYTES))
+    upload = ApiRequest(http_request.scope, _LimitedReceive(http_request.receive, MAX_FILE_BYTES + _FORM_BYTES))
     try:
         if length.isdecimal():  # checked before receiving the file, which fills the system's temporary directory
             await asyncio.to_thread(directory.require_room, max(0, int(length) - _FORM_BYTES))
@@ -174,7 +174,7 @@ async def cancel_batch(state: CurrentState, http_request: ApiRequest) -> Respons
     return _json(_batch(service, http_request))
 
 
-class _Bounded:
+class _LimitedReceive:
     """The ASGI `receive` function of an upload, with a size limit.
 
     Args:

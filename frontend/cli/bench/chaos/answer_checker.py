@@ -55,7 +55,7 @@ class AnswerChecker:
         self._ended.add(job.number)
         return False
 
-    def take_death(self, job: ChaosJob) -> None:
+    def on_client_death(self, job: ChaosJob) -> None:
         """Count a job whose client process was killed; it will be retried."""
         self.counts["retried: the application was killed"] += 1
 

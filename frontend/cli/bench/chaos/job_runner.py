@@ -18,7 +18,7 @@ class JobRunner:
         clients: a started pool.
         jobs: the jobs, in order.
         take: checks a result; returns True if the job must be retried.
-        take_death: called for each job whose client process was killed.
+        on_client_death: called for each job whose client process was killed.
         num_ahead: number of jobs past the next injection's due point that may start before it is injected.
         injector: injects faults during the run; None: no faults.
         on_ended: called at the end of each job.
@@ -29,7 +29,7 @@ class JobRunner:
         clients: ClientPool,
         jobs: Sequence[ChaosJob],
         take: Callable[[ChaosJob, Result], bool],
-        take_death: Callable[[ChaosJob], None],
+        on_client_death: Callable[[ChaosJob], None],
         num_ahead: int,
         injector: FaultInjector | None = None,
         on_ended: Callable[[], object] = lambda: None,
@@ -37,7 +37,7 @@ class JobRunner:
         self._clients = clients
         self._jobs = jobs
         self._take = take
-        self._take_death = take_death
+        self._on_client_death = on_client_death
         self._num_ahead = num_ahead
         self._injector = injector
         self._on_ended = on_ended
@@ -92,7 +92,7 @@ class JobRunner:
             self._over.set_result(None)
 
     def _on_death(self, job: ChaosJob) -> None:
-        self._take_death(job)
+        self._on_client_death(job)
         self._retry(job)
 
     def _retry(self, job: ChaosJob) -> None:

@@ -290,8 +290,8 @@ async def _run_jobs(
     await clients.start()
     with _bar(len(jobs), "disturbed", options) as bar:
         for part, disturber in ((jobs[:num_first], None), (jobs[num_first:], injector)):
-            take, take_death = checker.take, checker.take_death
-            runner = JobRunner(clients, part, take, take_death, options.clients, disturber, on_ended=bar.update)
+            take, on_client_death = checker.take, checker.on_client_death
+            runner = JobRunner(clients, part, take, on_client_death, options.clients, disturber, on_ended=bar.update)
             await _run_on(server, runner)
             if disturber is None:
                 report.faults += _not_idle(await server.wait_until_idle(), "the first requests")

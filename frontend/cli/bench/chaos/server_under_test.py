@@ -151,12 +151,12 @@ class ServerUnderTest:
         """
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while True:
-            trouble = await asyncio.to_thread(self._trouble)
-            if not trouble or time.monotonic() > deadline:
-                return trouble
+            problem = await asyncio.to_thread(self._problem)
+            if not problem or time.monotonic() > deadline:
+                return problem
             await asyncio.sleep(0.25)
 
-    def _trouble(self) -> str:
+    def _problem(self) -> str:
         try:
             health = _get(f"{self.url}/health")
             text = _get(f"{self.url}/metrics")
@@ -185,7 +185,7 @@ class ServerUnderTest:
         else:
             if code:
                 faults.append(f"the server exited with code {code}")
-        left = await asyncio.to_thread(self._left_after, STRAGGLERS_S)
+        left = await asyncio.to_thread(self._leftovers_after, STRAGGLERS_S)
         faults += [f"a process was left behind: {process.module or process.pid}" for process in left]
         faults += [f"a file was left behind: {path.name}" for path in self._runtime.iterdir()]
         if (self._directory / "engine").exists():
@@ -197,20 +197,20 @@ class ServerUnderTest:
         """Kill all processes that are still running."""
         self._process.kill()
         self._process.wait()
-        for process in self._left():
+        for process in self._leftovers():
             send_signal(process, signal.SIGKILL)
 
     def faults_in_log(self) -> list[str]:
         """Return log lines that show a bug, as opposed to a process that was killed from outside."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if _FAULT.search(line)]
 
-    def _left_after(self, timeout_s: float) -> list[Process]:
+    def _leftovers_after(self, timeout_s: float) -> list[Process]:
         deadline = time.monotonic() + timeout_s
-        while (left := self._left()) and time.monotonic() < deadline:
+        while (left := self._leftovers()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return left
 
-    def _left(self) -> list[Process]:
+    def _leftovers(self) -> list[Process]:
         return [process for process in self._seen.values() if process.is_running]
 
 
