@@ -1,7 +1,7 @@
 """octavo: a serving engine for large language models.
 
-This façade loads nothing until a name is used (PEP 562), so that `import octavo.core_proc`
-loads neither the frontend nor torch.
+This package loads nothing until a name is used (PEP 562), so that `import octavo.core_proc` loads neither the frontend
+nor torch.
 """
 
 from importlib import import_module
@@ -110,7 +110,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home the first time it is used."""
+    """Import a public name from its module when it is first used."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

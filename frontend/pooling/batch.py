@@ -16,22 +16,22 @@ from octavo.protocol.events import Finished, FinishReason
 from octavo.protocol.requests import Submit
 
 CHUNK = 32
-"""Prompts that are tokenized and sent together."""
+"""Number of prompts that are tokenized and sent together."""
 WINDOW = 256
-"""Most prompts of one call in the engine: enough to fill its steps, few enough that other calls are served between."""
+"""Maximum number of prompts of one call in the engine: enough to fill its steps without starving other calls."""
 
 
 class PoolingBatch:
-    """The requests of one call. Await `run` once; cancelling it aborts what is in the engine.
+    """The requests of one call. Await `run` once; cancelling it aborts the requests in the engine.
 
     Args:
         link: to the engines.
         live: the client's requests; the batch is one of them while it runs.
-        request_id: the caller's.
-        chunks: yields the submissions of the next prompts, at most `CHUNK`; it tokenizes them when it is asked.
-        window: most prompts in the engine.
-        on_progress: called with the number of results that have come at once.
-        counts_for_call: False: the caller asked for none of this, so it does not count as the usage of its call.
+        request_id: given by the caller.
+        chunks: yields the submissions of the next prompts, at most `CHUNK` at once; tokenizes them on demand.
+        window: maximum number of prompts in the engine.
+        on_progress: called with the number of results that have arrived at once.
+        counts_for_call: whether the batch counts as usage of the API call; `False` for internal work.
     """
 
     def __init__(
@@ -60,19 +60,20 @@ class PoolingBatch:
 
     @property
     def identity(self) -> str:
-        """Of the engines for which it was prepared."""
+        """Identity of the engines for which the batch was prepared."""
         return self._link.identity
 
     def abort(self) -> None:
-        """Make `run` fail: there is no result without all of its parts."""
+        """Make `run` fail: there are no partial results."""
         self._is_aborted = True
         self._arrived.set()
 
     async def run(self) -> list[PooledResult]:
-        """Return the results in the order of the prompts.
+        """Run all prompts and return their results in order.
 
         Raises:
-            OctavoError: a prompt is invalid or was rejected, or the engine gave up; no prompt is left in the engine.
+            OctavoError: a prompt is invalid or was rejected, or the engine gave up; all prompts of the call were
+                aborted.
         """
         self._live.add(self)
         try:
@@ -103,7 +104,7 @@ class PoolingBatch:
             raise RequestFailedError(f"request {self.request_id} was aborted")
 
     def _take(self) -> None:
-        """Move what has ended from the running requests to the results."""
+        """Move ended requests from the running ones to the results."""
         over = [index for index, (_, stream, _) in self._running.items() if stream.is_over]
         for index in over:
             submit, stream, start_s = self._running.pop(index)

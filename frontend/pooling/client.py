@@ -28,14 +28,14 @@ from octavo.protocol.pooling_params import PoolingParams
 class PoolingClient:
     """Mixin of `AsyncClient`. All methods raise what `Pooler.run` raises.
 
-    Arguments that they share: `params` are for all prompts, or one for each, and None are the model's own;
-    `request_id`, `priority`, `cache_salt` and `lora_request` are as in `AsyncClient.generate`; `options` are those of
+    Shared arguments: `params` apply to all prompts, or there is one per prompt; `None` means the model's defaults.
+    `request_id`, `priority`, `cache_salt` and `lora_request` are as in `AsyncClient.generate`. `options` are those of
     `Pooler.run`.
     """
 
     adapters: AdapterRegistry
     pooler: Pooler
-    """Computes what the methods return, in the form in which the engine sends it."""
+    """Computes the results, in the engine's form."""
 
     async def encode(
         self,
@@ -47,7 +47,7 @@ class PoolingClient:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Yield what the model computes of one prompt, once: vLLM's interface. `tokenize` returns tokens."""
+        """Yield the result of one prompt, once, like vLLM's method. The task `tokenize` returns token ids."""
         (result,) = await self.pool(
             [prompt],
             pooling_params,
@@ -61,7 +61,7 @@ class PoolingClient:
     async def embed(
         self, prompts: Sequence[Prompt], params: PoolingParams | Sequence[PoolingParams] | None = None, **options: Any
     ) -> list[EmbeddingRequestOutput]:
-        """Return a vector for each prompt."""
+        """Return an embedding vector for each prompt."""
         return [embedding_output(one) for one in await self.pool(prompts, params, task="embed", **options)]
 
     async def classify(
@@ -73,7 +73,7 @@ class PoolingClient:
     async def reward(
         self, prompts: Sequence[Prompt], params: PoolingParams | Sequence[PoolingParams] | None = None, **options: Any
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return the scores of each token of each prompt, or of each step."""
+        """Return the scores of each token, or of each step, of each prompt."""
         return [pooling_output(one) for one in await self.pool(prompts, params, task="token_classify", **options)]
 
     async def score(
@@ -85,12 +85,12 @@ class PoolingClient:
         lora_request: LoRARequest | Adapter | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Return a score for each pair of texts or contents; see `scoring.score`, which has further options.
+        """Return a score for each pair of texts or contents; see `scoring.score` for further options.
 
         Args:
-            data_1: one text, such as a query, for all of the others, or one for each of them. An object with parts,
-                {"content": [{"type": "image_url", ...}]}, stands for a text if the model reads media.
-            data_2: the others, such as documents.
+            data_1: one text, such as a query, for all of `data_2`, or one per entry of it. An object with parts,
+                {"content": [{"type": "image_url", ...}]}, may replace a text if the model reads media.
+            data_2: the other texts, such as documents.
             params: for all pairs.
             lora_request: as in `generate`.
             **options: as in `scoring.score`.
@@ -109,7 +109,7 @@ class PoolingClient:
         on_progress: Callable[[int], object] | None = None,
         **options: Any,
     ) -> list[PooledResult]:
-        """Return the result of each prompt in the form in which the engine sends it."""
+        """Return the result of each prompt in the engine's form."""
         adapter = await self._pooling_adapter(lora_request)
         return await self.pooler.run(prompts, params, task=task, adapter=adapter, on_progress=on_progress, **options)
 

@@ -1,4 +1,4 @@
-"""Texts, pairs and token ids to the tokens that a pooling model reads."""
+"""Converts texts, pairs and token ids to the tokens that a pooling model reads."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from octavo.protocol.media import MediaItem
 from octavo.protocol.pooling_params import PoolingParams
 
 SHORT_BATCH_CHARS = 2_000
-"""Texts that have fewer characters together are tokenized in less time than a thread switch takes."""
+"""Below this total number of characters, tokenizing texts takes less time than a thread switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class TextPair:
     first: str
     second: str
     max_tokens: tuple[int, int] = (0, 0)
-    """Longer ones are cut; 0: no limit of their own."""
+    """Maximum number of tokens of each text; longer texts are truncated. 0: no limit."""
     render: Callable[[str, str], str] | None = None
-    """Makes one text of both; None: the tokenizer has a form for pairs."""
+    """Renders both texts as one. `None`: the tokenizer's format for pairs is used."""
 
 
 PoolingPrompt: TypeAlias = Prompt | TextPair
@@ -38,27 +38,27 @@ TRUNCATION = "truncate_prompt_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """What the caller calls the prompts of a call, for errors."""
+    """Names of the request fields that hold the prompts, for errors."""
 
     first: str
-    """Of all prompts, or of the first `num_first` ones."""
+    """Field of all prompts, or of the first `num_first` prompts."""
     second: str = ""
     num_first: int | None = None
     is_single: bool = False
-    """There is one, which is no list."""
+    """Whether the field holds one prompt instead of a list."""
     limits: tuple[str, str] = (TRUNCATION, TRUNCATION)
-    """What the tokens of both are limited with."""
+    """Fields that limit the tokens of the first and of the second prompts."""
 
     def limit(self, index: int) -> str:
-        """Return the field that limits a prompt."""
+        """Return the name of the field that limits a prompt."""
         return self.limits[self.num_first is not None and index >= self.num_first]
 
     def name(self, index: int) -> str:
-        """Return the field of a prompt."""
+        """Return the name of the field that holds a prompt."""
         return self.first if self.num_first is None or index < self.num_first else self.second
 
     def place(self, index: int) -> str:
-        """Return the field and the place in it."""
+        """Return the name of the field, with the prompt's index in it."""
         if self.is_single:
             return self.first
         own = index if self.num_first is None or index < self.num_first else index - self.num_first
@@ -71,7 +71,7 @@ class PoolingInput:
 
     token_ids: IdArray
     segment_start: int = 0
-    """As in `PoolingSpec`."""
+    """Start of the second segment; see `PoolingSpec`."""
     media: tuple[MediaItem, ...] = ()
 
 
@@ -83,7 +83,7 @@ class PoolingTokenizer:
     config: ResolvedConfig
     threads: TextThreads
     media: PromptMaker | None = None
-    """Makes prompts with media; None: the model reads text only."""
+    """Makes prompts with media. `None` if the model reads text only."""
 
     async def inputs(
         self,
@@ -99,18 +99,18 @@ class PoolingTokenizer:
         """Return the tokens of prompts, checked.
 
         Args:
-            prompts: texts, token ids, the two texts of a pair, or prompts with media.
-            params: say how they are truncated.
+            prompts: texts, token ids, pairs of texts, or prompts with media.
+            params: determine the truncation.
             max_model_len: of the engine.
             start: index of the first prompt, for errors.
-            fields: what the caller calls the prompts.
-            add_special_tokens: put the model's own tokens around texts.
+            fields: names of the request fields, for errors.
+            add_special_tokens: add the model's special tokens to texts.
             cache_salt: of the request.
 
         Raises:
-            PromptTooLongError: a prompt has too many tokens, and is not truncated.
-            InvalidRequestError: a prompt is malformed or empty, or an item of media cannot be used.
-            OverloadedError: the media of live requests hold as much as they may.
+            PromptTooLongError: a prompt has too many tokens and is not truncated.
+            InvalidRequestError: a prompt is malformed or empty, or a media item cannot be used.
+            OverloadedError: the media of live requests already take too much memory.
         """
         limit = self._limit(params, max_model_len, fields.limit(start))
         with_media = await self._all_with_media(dict(enumerate(prompts, start)), limit, cache_salt, fields)
@@ -147,7 +147,7 @@ class PoolingTokenizer:
     async def _all_with_media(
         self, prompts: Mapping[int, PoolingPrompt], limit: int | None, cache_salt: str | None, fields: "Fields"
     ) -> dict[int, PoolingInput]:
-        """Return the tokens of those prompts that have media, which are processed at the same time."""
+        """Return the tokens of the prompts that have media, which are processed concurrently."""
         tasks = {
             index: asyncio.ensure_future(self._with_media(prompt, limit, cache_salt, fields, index))
             for index, prompt in prompts.items()
@@ -162,7 +162,7 @@ class PoolingTokenizer:
     async def _with_media(
         self, prompt: dict[str, Any], limit: int | None, cache_salt: str | None, fields: "Fields", index: int
     ) -> PoolingInput:
-        """Return the tokens of a prompt with media, which cannot be cut."""
+        """Return the tokens of a prompt with media, which cannot be truncated."""
         _, made = await make_prompt(self.media, prompt, self.config.model.vocab_size, cache_salt)
         if limit is not None and len(made.token_ids) > limit:
             raise InvalidRequestError(
@@ -177,7 +177,7 @@ class PoolingTokenizer:
         return self.config.model.pooling.num_segments if self.config.model.pooling else 1
 
     def _limit(self, params: PoolingParams, max_model_len: int, field: str) -> int | None:
-        """Return the tokens to which prompts are cut; None: they are not."""
+        """Return the number of tokens to which prompts are truncated. `None` if they are not."""
         limit = params.truncate_prompt_tokens
         if limit is not None and limit > max_model_len:
             raise InvalidRequestError(
@@ -234,7 +234,7 @@ class PoolingTokenizer:
         return encoded if eos is None else [EncodedInput([*one.ids, eos], one.segment_start) for one in encoded]
 
     def _padded(self, encoded: Sequence[EncodedInput], length: int) -> list[EncodedInput]:
-        """Fill texts with padding at their ends."""
+        """Pad texts at their ends."""
         pad = self.tokenizer.token_id(self.tokenizer.special_tokens.get("pad_token", ""))
         if pad is None:
             raise InvalidRequestError(
@@ -264,7 +264,7 @@ def _cut(token_ids: IdArray, limit: int | None, params: PoolingParams) -> Poolin
 
 
 def _text_or_ids(prompt: PoolingPrompt, vocab_size: int, fields: Fields, index: int) -> tuple[Any, IdArray | None]:
-    """Return one of both; errors name the prompt."""
+    """Return the text or the token ids of a prompt, and `None` for the other; errors name the prompt."""
     if isinstance(prompt, TextPair):
         return prompt, None
     if (isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None) or _has_embeds(prompt):

@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 OFFLINE_WINDOW = 1024
-"""Most prompts in flight: nobody else waits for the engine."""
+"""Maximum number of prompts in flight; higher than online, because no other caller waits for the engine."""
 
 
 class PoolingLLM(ABC):
     """Mixin of `LLM`. Outputs are in the order of the prompts.
 
-    Arguments that its methods share: `prompts` are one or several, `pooling_params` for all or one for each (None: the
-    model's own), `lora_request` an adapter for all prompts, `use_tqdm` shows a progress bar.
+    Shared arguments: `prompts` is one or several; `pooling_params` apply to all prompts, or there is one per prompt
+    (`None`: the model's defaults); `lora_request` is an adapter for all prompts; `use_tqdm` shows a progress bar.
 
     Raises:
-        InvalidRequestError: a prompt or a parameter is invalid, or the model generates text; no request is left.
+        InvalidRequestError: a prompt or a parameter is invalid, or the model generates text. All requests were aborted.
         RequestFailedError: the engine gave up on a request.
         EngineDeadError: the engine has died or was closed.
     """
@@ -57,7 +57,7 @@ class PoolingLLM(ABC):
         lora_request: LoRARequest | None = None,
         pooling_task: PoolingTask | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return what the model computes of each prompt, as arrays: `pooling_task`, or the model's usual task."""
+        """Return the result of each prompt as an array, for `pooling_task` or the model's default task."""
         return self._pool(pooling_output, prompts, pooling_params, pooling_task, lora_request, use_tqdm=use_tqdm)
 
     def embed(
@@ -68,7 +68,7 @@ class PoolingLLM(ABC):
         pooling_params: Params = None,
         lora_request: LoRARequest | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return a vector for each prompt."""
+        """Return an embedding vector for each prompt."""
         return self._pool(embedding_output, prompts, pooling_params, "embed", lora_request, use_tqdm=use_tqdm)
 
     def classify(
@@ -90,7 +90,7 @@ class PoolingLLM(ABC):
         pooling_params: Params = None,
         lora_request: LoRARequest | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return the scores of each token of each prompt, or of each step."""
+        """Return the scores of each token, or of each step, of each prompt."""
         return self._pool(pooling_output, prompts, pooling_params, "token_classify", lora_request, use_tqdm=use_tqdm)
 
     def score(
@@ -107,13 +107,13 @@ class PoolingLLM(ABC):
         """Return a score for each pair of texts or contents.
 
         Args:
-            data_1: one text, such as a query, for all of the others, or one for each of them. An object with parts,
-                {"content": [{"type": "image_url", ...}]}, stands for a text if the model reads media.
-            data_2: the others, such as documents.
+            data_1: one text, such as a query, for all of `data_2`, or one per entry of it. An object with parts,
+                {"content": [{"type": "image_url", ...}]}, may replace a text if the model reads media.
+            data_2: the other texts, such as documents.
             use_tqdm: show a progress bar.
             pooling_params: for all pairs.
             lora_request: for all pairs.
-            chat_template: of a cross-encoder's pairs, a file or the Jinja source. None: the engine's.
+            chat_template: template for the pairs of a cross-encoder, as a file or Jinja source. `None`: the engine's.
         """
         num_pairs = 1 if isinstance(data_2, str | dict) else len(data_2)
         with _bar(num_pairs, use_tqdm=use_tqdm) as on_progress:
@@ -173,10 +173,10 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def one_per_prompt(name: str, value: Any, count: int) -> list[Any]:
-    """Return a list with a value for each prompt, or the same for all.
+    """Return a list with one value per prompt; a single value is repeated.
 
     Raises:
-        InvalidRequestError: there are more or fewer values than prompts.
+        InvalidRequestError: the number of values differs from the number of prompts.
     """
     if not isinstance(value, Iterable) or isinstance(value, str):
         return [value] * count

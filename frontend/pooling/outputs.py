@@ -1,4 +1,4 @@
-"""What pooling returns, with vLLM's names. Arrays are numpy's: the frontend does not load torch."""
+"""Results of pooling, with vLLM's names. Arrays are numpy arrays, because the frontend does not load torch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The numbers of a prompt."""
+    """The raw result of a prompt."""
 
     data: "ndarray"
-    """float32, of shape [width], or [tokens, width] for the tasks of tokens."""
+    """float32, shape (width,), or (tokens, width) for tasks with a result per token."""
 
 
 @dataclass(slots=True)
 class EmbeddingOutput:
-    """The vector of a prompt."""
+    """The embedding vector of a prompt."""
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of the vector."""
+        """Length of the vector."""
         return len(self.embedding)
 
 
@@ -39,7 +39,7 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """Number of the classes."""
+        """Number of classes."""
         return len(self.probs)
 
 
@@ -52,13 +52,13 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[T]):
-    """One prompt and what was computed of it."""
+    """One prompt and its result."""
 
     request_id: str
     outputs: T
     prompt_token_ids: list[int]
     num_cached_tokens: int
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     finished: bool = True
 
 
@@ -75,7 +75,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """Two texts, their tokens one after another, and their score."""
+    """Two texts, with concatenated tokens, and their score."""
 
     __slots__ = ()
 

@@ -39,7 +39,7 @@ class Pooler:
         threads: for long texts.
         live: the client's requests.
         check_priority: rejects a priority that has no effect.
-        media: makes prompts with media; None: the model reads text only.
+        media: makes prompts with media. `None` if the model reads text only.
     """
 
     def __init__(
@@ -78,25 +78,25 @@ class Pooler:
         window: int = WINDOW,
         on_progress: Callable[[int], object] | None = None,
     ) -> list[PooledResult]:
-        """Return a result for each prompt, in their order.
+        """Return one result per prompt, in order.
 
         Args:
             prompts: texts, token ids, pairs of texts, or prompts with media. They are tokenized, and their media
-                processed, as the engine gets to them.
-            params: what to compute: for all prompts, or one for each. None: the model's own.
-            task: what the caller's method computes; None: what `params` say, else the model's usual task.
+                processed, shortly before they are sent to the engine.
+            params: for all prompts, or one per prompt. `None`: the model's defaults.
+            task: task of the caller's method. `None`: the task of `params`, or else the model's default task.
             request_id: shown in the results and accepted by `AsyncClient.abort`.
             priority: as in `AsyncClient.generate`.
             cache_salt: as in `AsyncClient.generate`.
             adapter: the LoRA adapter.
-            fields: what the caller calls the prompts, for errors.
-            add_special_tokens: put the model's own tokens around texts.
-            window: most prompts in the engine at a time.
-            on_progress: called with the number of results that have come at once.
+            fields: names of the request fields, for errors.
+            add_special_tokens: add the model's special tokens to texts.
+            window: maximum number of prompts in the engine.
+            on_progress: called with the number of results that have arrived at once.
 
         Raises:
-            InvalidRequestError: a prompt or a parameter is invalid, or the engine generates text; no request is left.
-            OctavoError: the engine rejected a prompt or gave up on it.
+            InvalidRequestError: a prompt or a parameter is invalid, or the engine generates text.
+            OctavoError: the engine rejected a prompt or gave up on it. All prompts of the call were aborted.
         """
         params = params or PoolingParams()
         each = [params] * len(prompts) if isinstance(params, PoolingParams) else list(params)
@@ -126,18 +126,18 @@ class Pooler:
 
         chunks = self._chunks(prompts, each, submit, fields, cache_salt, add_special_tokens=add_special_tokens)
         if any(map(has_media, prompts)):
-            window = CHUNK  # processed media take memory: a few megabytes each
+            window = CHUNK  # processed media take a few megabytes of memory each
         batch = PoolingBatch(
             self._link, self._live, request_id or self._next_id("pool"), chunks, max(window, CHUNK), on_progress
         )
         return await batch.run()
 
     async def align(self, token_ids: Sequence[int], items: Sequence[MediaItem], spec: AlignmentSpec) -> PooledResult:
-        """Return when the tokens of a text are spoken: see `AlignmentSpec`.
+        """Compute when the tokens of a text are spoken; see `AlignmentSpec`.
 
         Args:
             token_ids: of the text.
-            items: the sound that it attends to.
+            items: the audio that the text attends to.
             spec: of the alignment.
 
         Raises:
@@ -150,7 +150,7 @@ class Pooler:
             pack_ids(token_ids),
             spec,
             effective_priority(0),
-            is_continued=True,  # of a request that the queue has taken, and whose place it has
+            is_continued=True,  # belongs to a request that was already accepted, and takes its place in the queue
             media=list(items),
         )
 
@@ -172,7 +172,7 @@ class Pooler:
         *,
         add_special_tokens: bool,
     ) -> AsyncIterator[list[Submit]]:
-        """Yield the submissions of some prompts at a time; those of equal parameters are tokenized together."""
+        """Yield the submissions of a few prompts at a time; prompts with equal parameters are tokenized together."""
         start = 0
         while start < len(prompts):
             own = params[start]

@@ -1,4 +1,4 @@
-"""`PooledResult`: the numbers of one prompt, as the engine sent them, in the forms that callers take."""
+"""`PooledResult`: the result of one prompt, converted from the engine's form to the forms of the APIs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ class PooledResult:
 
     request_id: str
     token_ids: IdArray
-    """Of the prompt."""
+    """Token ids of the prompt."""
     pooled: PooledOutput
     num_cached_tokens: int = 0
 
     def array(self) -> "ndarray":
-        """Return the numbers as float32, without copying them if they are."""
-        import numpy  # loaded by the first result, not at the start
+        """Return the result as float32, without a copy if it already is."""
+        import numpy  # loaded by the first result, not at start-up
 
         data = memoryview(self.pooled.data.data)
         if self.pooled.dtype == "bfloat16":

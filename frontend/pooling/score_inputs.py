@@ -1,4 +1,4 @@
-"""What scores compare: texts, and contents with media in the form of messages, as prompts."""
+"""Inputs of scores (texts, and contents with media in the form of messages), and their conversion to prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A query or a document with parts, such as those of a message: texts, images and videos."""
+    """A query or a document that consists of parts like those of a message: texts, images and videos."""
 
     parts: Sequence[SourcePart]
     path: str
-    """Where the request has it."""
+    """Path of the input in the request, for errors."""
 
     @property
     def messages(self) -> list[Message]:
-        """The same as a conversation."""
+        """The content as a conversation."""
         return [{"role": "user", "content": self.parts}]
 
     def as_text(self) -> str:
-        """Return its texts, for a model that reads nothing else.
+        """Join its texts, for a model that reads only text.
 
         Raises:
-            InvalidRequestError: it has an item of media.
+            InvalidRequestError: the content has a media item.
         """
         for kind, path in media_parts(self.messages):
             raise InvalidRequestError(f"{path}.type: the model of this engine scores texts, and no {kind}s", path)
@@ -46,16 +46,16 @@ ScoreInput: TypeAlias = str | Content
 
 
 def score_inputs(value: Any, field: str, *, is_one: bool = False) -> list[ScoreInput]:
-    """Return what one side of scores has.
+    """Return the inputs of one side of the scores.
 
     Args:
-        value: a text, an object with one ("text") or with parts ("content"), or a list of these. Parts of an object
-            that is in no list are inputs of their own, as in vLLM.
-        field: of the caller.
-        is_one: the field has one input, so that these parts belong together.
+        value: a text, an object with "text" or "content" (parts), or a list of these. As in vLLM, each part of an
+            object outside a list is an input of its own.
+        field: name of the request field.
+        is_one: whether the field has exactly one input, so that such parts belong together.
 
     Raises:
-        InvalidRequestError: it is something else, or has nothing.
+        InvalidRequestError: the value has another form, or is empty.
     """
     if isinstance(value, Mapping) and "content" in value and not is_one:
         _check_keys(value, field)
@@ -104,10 +104,10 @@ def _parts(content: Any, place: str) -> list[SourcePart]:
 
 
 def check_kwargs(pooler: "Pooler", kwargs: Mapping[str, Any]) -> None:
-    """Check arguments of processors for all media of scores, also if there are none.
+    """Check the processor arguments for all media of scores, even if there are no media.
 
     Raises:
-        InvalidRequestError: they are not for this model, or have no valid form.
+        InvalidRequestError: the arguments do not apply to this model, or are malformed.
     """
     facts = require_pooling(pooler.config)
     if pooler.media is None or facts.tasks[0] == "classify":
@@ -119,11 +119,11 @@ def check_kwargs(pooler: "Pooler", kwargs: Mapping[str, Any]) -> None:
 async def score_prompts(
     pooler: "Pooler", inputs: Sequence[ScoreInput], processor_kwargs: Mapping[str, Any] | None
 ) -> tuple[list[Prompt], bool]:
-    """Return the prompts of both sides, for a model that makes vectors, and whether they get special tokens.
+    """Return the prompts of both sides for an embedding model, and whether special tokens are added to them.
 
-    A model that reads rows of media gets each of them as a conversation, if the engine has a `--chat-template` or one
-    of them has parts: strings too, because such models are trained with texts around their queries. For other models
-    texts are taken as they are.
+    A model that reads media gets each input as a conversation if the engine has a `--chat-template` or any input has
+    parts. This includes plain texts, because such models are trained with text around their queries. Other models get
+    texts as they are.
 
     Args:
         pooler: of the client.
@@ -131,7 +131,7 @@ async def score_prompts(
         processor_kwargs: further arguments of the model's processor, for all media.
 
     Raises:
-        InvalidRequestError: there is an item of media that the model does not read, or no chat template.
+        InvalidRequestError: the model does not read one of the media, or there is no chat template.
     """
     media, config = pooler.media, pooler.config
     if media is None or config.media is None:

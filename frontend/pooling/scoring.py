@@ -1,4 +1,4 @@
-"""How well texts and media match: a cross-encoder reads two texts at once; of other models, vectors are compared."""
+"""Scores how well texts and media match, with a cross-encoder for pairs or by comparing embedding vectors."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,27 +33,28 @@ async def score(
     request_id: str | None = None,
     **options: Any,
 ) -> list[ScoringRequestOutput]:
-    """Return a score for each pair of inputs: texts, and contents with media where the model makes vectors of them.
+    """Return a score for each pair of inputs: texts, or contents with media if the model embeds media.
 
-    A model with one class reads a pair and returns its class score (a cross-encoder). The score of other models is the
-    cosine of two vectors, or with vectors of tokens the sum over the first input's tokens of their largest product with
-    a token of the second one (late interaction, MaxSim).
+    A model with one class is a cross-encoder: it reads a pair and returns its class score. Other models score by the
+    cosine of two vectors. With vectors per token, the score is the sum over the tokens of the first input of the
+    largest product with a token of the second input (late interaction, MaxSim).
 
     Args:
         pooler: of the client.
-        first: one input, for all of the others, or one for each of them.
-        second: the others.
+        first: one input for all of `second`, or one per entry of it.
+        second: the other inputs.
         params: as in `Pooler.run`.
-        names: what the caller calls both, for errors.
-        max_tokens: each first and second text is cut to so many tokens, `max_tokens_per_query` and `_doc`; 0: not.
-        chat_template: for pairs, a file or the Jinja source. None: the engine's `--chat-template`, if there is one.
+        names: names of both request fields, for errors.
+        max_tokens: numbers of tokens to which first and second texts are truncated (`max_tokens_per_query`,
+            `max_tokens_per_doc`); 0: no truncation.
+        chat_template: for pairs; a file or Jinja source. `None`: the engine's `--chat-template`, if there is one.
         template_variables: of the template.
         processor_kwargs: further arguments of the model's processor, for all media.
         request_id: as in `Pooler.run`.
         **options: as in `Pooler.run`.
 
     Raises:
-        InvalidRequestError: the numbers of inputs do not match, the model has no scores, or it does not read a part of
+        InvalidRequestError: the numbers of inputs do not match, the model cannot score, or it does not read a part of
             an input.
         OctavoError: as in `Pooler.run`.
     """
@@ -90,11 +91,11 @@ async def _compared(
     names: tuple[str, str],
     options: dict[str, Any],
 ) -> list[ScoringRequestOutput]:
-    """Return scores of vectors. A single first prompt is computed once."""
+    """Return scores by comparing vectors. A single first input is computed once."""
     task = require_pooling(pooler.config).tasks[0]
     measure = _cosine if task == "embed" else _max_similarity
     if task == "token_embed" and params.use_activation is None and params.normalize is None:
-        params = params.clone(use_activation=True)  # products of vectors of length 1 are what MaxSim adds up
+        params = params.clone(use_activation=True)  # maxSim adds up products of normalized vectors
     each = [
         one
         for prompts, limit in zip((first, second), max_tokens, strict=True)
@@ -133,9 +134,9 @@ def _pairs(
     chat_template: str | None,
     variables: dict[str, Any] | None,
 ) -> list[PoolingPrompt]:
-    """Return what a cross-encoder reads: both texts in the tokenizer's form of a pair, or in a template.
+    """Return the prompts of a cross-encoder: both texts in the tokenizer's format for pairs, or in a template.
 
-    Only a template that somebody has given is used: the one in the model's files is usually left from the chat
+    Only an explicitly configured template is used: the template in the model's files is usually a leftover of the chat
     model that it was trained from.
 
     Raises:

@@ -1,4 +1,4 @@
-"""From the caller's `PoolingParams` to the engine's `PoolingSpec`."""
+"""Converts the caller's `PoolingParams` to the engine's `PoolingSpec`."""
 
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -11,7 +11,7 @@ def require_pooling(config: ResolvedConfig) -> PoolingFacts:
     """Return how the engine pools.
 
     Raises:
-        InvalidRequestError: it generates text.
+        InvalidRequestError: the engine generates text.
     """
     if config.model.pooling is None:
         raise InvalidRequestError(
@@ -26,7 +26,7 @@ def require_generation(config: ResolvedConfig) -> None:
     """Reject a request for text if the engine pools.
 
     Raises:
-        InvalidRequestError: naming what the model is for.
+        InvalidRequestError: the engine pools; the message names its tasks.
     """
     if config.model.pooling is not None:
         raise InvalidRequestError(
@@ -37,7 +37,7 @@ def require_generation(config: ResolvedConfig) -> None:
 
 
 def embedding_width(model: ModelFacts) -> int:
-    """Return the numbers of a vector that is not cut."""
+    """Return the full length of an embedding vector."""
     assert model.pooling is not None
     if model.media is not None and model.media.vector_width:
         return model.media.vector_width
@@ -47,12 +47,12 @@ def embedding_width(model: ModelFacts) -> int:
 
 
 def make_pooling_spec(params: PoolingParams, config: ResolvedConfig, task: PoolingTask | None = None) -> PoolingSpec:
-    """Resolve everything that a request leaves open.
+    """Resolve all open values of a request.
 
     Args:
-        params: the caller's.
+        params: given by the caller.
         config: of the engine.
-        task: what the caller's method computes; None: what the parameters say, else the model's usual task.
+        task: task of the caller's method. `None`: the task of `params`, or else the model's default task.
 
     Raises:
         InvalidRequestError: a field is out of range or does not fit this model; `param` names it.
@@ -83,7 +83,7 @@ def make_pooling_spec(params: PoolingParams, config: ResolvedConfig, task: Pooli
 
 
 def _dimensions(params: PoolingParams, facts: PoolingFacts, width: int, *, is_embedding: bool) -> int:
-    """Return the length to which vectors are cut; 0: they are not."""
+    """Return the length to which vectors are truncated. 0: they are not."""
     if not is_embedding:
         if params.dimensions is not None:
             raise InvalidRequestError("dimensions applies to embeddings only: leave it out", "dimensions")

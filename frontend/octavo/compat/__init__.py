@@ -1,1 +1,1 @@
-"""Other engines' Python APIs on octavo, for programs that were written for them."""
+"""Python APIs of other engines, implemented on octavo, for programs that were written for them."""

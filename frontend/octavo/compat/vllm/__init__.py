@@ -1,7 +1,7 @@
-"""vLLM's Python API, as of vLLM 0.32, on octavo: its names, signatures and meanings.
+"""vLLM's Python API on octavo, as of vLLM 0.32: its names, signatures and meanings.
 
-`from octavo.compat import vllm` takes the place of `import vllm`. `python -m octavo.compat.vllm script.py` runs a
-script that imports `vllm` as it is. What is here and what is not: docs/vllm-compatibility.md.
+`from octavo.compat import vllm` replaces `import vllm`. `python -m octavo.compat.vllm script.py` runs an unchanged
+script that imports `vllm`. docs/vllm-compatibility.md lists what is supported.
 
 Loads nothing until a name is used (PEP 562).
 """
@@ -10,7 +10,7 @@ from octavo.compat.vllm.importer import VllmFinder, member
 from octavo.compat.vllm.names import NAMES
 
 __version__ = "0.32.0"
-"""The release of vLLM whose API this is."""
+"""The vLLM release whose API this is."""
 __version_tuple__ = (0, 32, 0)
 
 VllmFinder.install(__name__)

@@ -1,4 +1,4 @@
-"""`python -m octavo.compat.vllm script.py [ARG ...]`: run a script whose `import vllm` finds octavo.
+"""`python -m octavo.compat.vllm script.py [ARG ...]`: runs a script whose `import vllm` imports octavo.
 
 `-m module` runs a module instead.
 """
@@ -11,7 +11,7 @@ from octavo.compat.vllm.importer import VllmFinder
 
 
 def main() -> None:
-    """Run the script as `__main__`, with its own arguments and its folder first on the path, as Python does."""
+    """Run the script as `__main__`, with its own arguments and its folder first on `sys.path`, as Python does."""
     argv = sys.argv[1:]
     if not argv or argv[0] in ("-h", "--help") or argv == ["-m"]:
         print("usage: python -m octavo.compat.vllm [-m MODULE | SCRIPT] [ARG ...]", file=sys.stderr)  # noqa: T201

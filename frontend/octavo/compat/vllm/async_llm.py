@@ -1,4 +1,4 @@
-"""`AsyncLLM`: requests of an event loop, with cumulative outputs by default."""
+"""`AsyncLLM`: requests from an event loop, with cumulative outputs by default."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class AsyncLLM(EngineView):
-    """vLLM's class. Its engine has a thread of its own, so one object serves any event loop.
+    """vLLM's class. The engine runs on a thread of its own, so one object serves any event loop.
 
     Args:
         llm: the engine.
@@ -32,13 +32,13 @@ class AsyncLLM(EngineView):
     ) -> "AsyncLLM":
         """Start an engine with the settings of `AsyncEngineArgs`.
 
-        Blocks until: it is ready.
+        Blocks until: the engine is ready.
 
         Args:
             engine_args: the settings.
-            start_engine_loop: without effect: it always runs.
-            usage_context: without effect.
-            stat_loggers: must be None; `get_metrics` of `LLM` returns the metrics.
+            start_engine_loop: ignored; the loop always runs.
+            usage_context: ignored.
+            stat_loggers: must be `None`; `LLM.get_metrics` returns the metrics.
         """
         del start_engine_loop, usage_context
         if stat_loggers:
@@ -69,7 +69,7 @@ class AsyncLLM(EngineView):
         data_parallel_rank: int | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; each output has everything so far, unless `output_kind` says otherwise.
+        """Generate for one prompt. Outputs are cumulative unless `output_kind` says otherwise.
 
         Leaving the loop early, or cancelling the task, aborts the request.
 
@@ -77,13 +77,13 @@ class AsyncLLM(EngineView):
             prompt: in vLLM's forms.
             sampling_params: of the request.
             request_id: shown in the outputs and accepted by `abort`.
-            prompt_text: the text that outputs show, for a prompt of token ids.
+            prompt_text: text that outputs show, for a prompt of token ids.
             lora_request: the adapter.
             tokenization_kwargs: as in `LLM.generate`.
-            trace_headers: without effect.
+            trace_headers: ignored.
             priority: as in `LLM.generate`.
-            data_parallel_rank: without effect: octavo chooses the engine.
-            options: of vLLM, without effect.
+            data_parallel_rank: ignored; octavo chooses the engine.
+            options: further options of vLLM, ignored.
 
         Raises:
             OctavoError: as in octavo's `AsyncClient.generate`.
@@ -111,7 +111,7 @@ class AsyncLLM(EngineView):
         try:
             while (output := await arrived.get()) is not None:
                 yield output
-            await asyncio.wrap_future(pumping)  # raises what has ended it
+            await asyncio.wrap_future(pumping)  # raises the request's error
         finally:
             pumping.cancel()
 
@@ -125,7 +125,7 @@ class AsyncLLM(EngineView):
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[Any, None]:
-        """Yield what the model computes of a prompt, as a tensor: one output."""
+        """Yield the result of pooling a prompt, as a tensor, in one output."""
         del trace_headers, priority, options
         import torch
 
@@ -140,13 +140,13 @@ class AsyncLLM(EngineView):
         yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """End requests with finish reason "abort"."""
+        """Abort requests; they end with finish reason "abort"."""
         del internal
         for one in [request_id] if isinstance(request_id, str) else request_id:
             await self._call(self._llm.client.abort(one))
 
     async def pause_generation(self, *, mode: Any = "abort", clear_cache: bool = True, **options: Any) -> None:
-        """Draw no more tokens until `resume_generation`; see octavo's `AsyncClient.pause_generation`."""
+        """Stop drawing tokens until `resume_generation`; see octavo's `AsyncClient.pause_generation`."""
         await self._call(self._llm.client.pause_generation(mode=mode, clear_cache=clear_cache, **options))
 
     async def resume_generation(self) -> None:
@@ -154,7 +154,7 @@ class AsyncLLM(EngineView):
         await self._call(self._llm.client.resume_generation())
 
     async def is_paused(self) -> bool:
-        """Return whether the engine is paused, or asleep."""
+        """Return whether the engine is paused or asleep."""
         return await self._call(self._llm.client.is_paused())
 
     async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
@@ -167,7 +167,7 @@ class AsyncLLM(EngineView):
         return True
 
     async def is_sleeping(self) -> bool:
-        """Return whether the engine lacks anything that `wake_up` brings back."""
+        """Return whether the engine still lacks its weights or its KV cache after `sleep`."""
         return await self._call(self._llm.client.is_sleeping())
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -198,10 +198,10 @@ class AsyncLLM(EngineView):
         return await asyncio.to_thread(self._llm.collective_rpc, method, timeout, args, kwargs)
 
     async def check_health(self) -> None:
-        """Raise an error if the engine is gone.
+        """Raise an error if the engine has failed.
 
         Raises:
-            EngineDeadError: it is.
+            EngineDeadError: it has.
         """
         if (failure := self._llm.client.failure) is not None:
             raise failure
@@ -219,17 +219,17 @@ class AsyncLLM(EngineView):
 
     @property
     def is_running(self) -> bool:
-        """True while the engine lives."""
+        """Whether the engine is alive."""
         return not self.errored
 
     @property
     def is_stopped(self) -> bool:
-        """True once the engine is gone."""
+        """Whether the engine is gone for good."""
         return self.errored
 
     @property
     def errored(self) -> bool:
-        """True once the engine is gone."""
+        """Whether the engine is gone for good."""
         return self._llm.client.failure is not None
 
     @property
@@ -238,7 +238,7 @@ class AsyncLLM(EngineView):
         return self._llm.client.failure or RuntimeError("the engine is not dead")
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Stop the engine. Safe to call twice."""
+        """Stop the engine. Idempotent."""
         del timeout
         self._llm.close()
 

@@ -14,11 +14,11 @@ from octavo.protocol.config.vllm_compat import VLLM_SETTINGS
 Parser = TypeVar("Parser", bound=argparse.ArgumentParser)
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
-"""vLLM's own."""
+"""vLLM's default model."""
 
 
 def _defaults() -> dict[str, Any]:
-    """Return every setting with its default; those that only vLLM has are None."""
+    """Return every setting with its default; settings that only vLLM has are `None`."""
     found: dict[str, Any] = {}
     for info in engine_fields():
         found[info.name] = DEFAULT_MODEL if info.default is msgspec.NODEFAULT else info.default
@@ -30,7 +30,7 @@ DEFAULTS = _defaults()
 
 
 def changed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are not the defaults: what a script has chosen itself."""
+    """Return the settings that differ from their defaults: those that a script has chosen."""
     return {
         name: value
         for name, value in settings.items()
@@ -53,19 +53,19 @@ class _Methods:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Any:
-        """Return the fields among the arguments of a script."""
+        """Construct from the parsed arguments of a script."""
         names = {one.name for one in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: value for name, value in vars(args).items() if name in names})
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that are not the defaults."""
+        """Return the settings that differ from their defaults."""
         return changed(vars(self))
 
 
 _FIELDS = [(name, Any, field(default=default)) for name, default in DEFAULTS.items()]
 
 EngineArgs: Any = make_dataclass("EngineArgs", _FIELDS, bases=(_Methods,), namespace={"__module__": __name__})
-"""Settings of an engine, by vLLM's names: a dataclass, the first field is `model`."""
+"""Settings of an engine under vLLM's names, as a dataclass whose first field is `model`."""
 
 
 class _AsyncMethods(_Methods):
@@ -82,4 +82,4 @@ AsyncEngineArgs: Any = make_dataclass(
     bases=(_AsyncMethods,),
     namespace={"__module__": __name__},
 )
-"""The same, for `AsyncLLM`. `enable_log_requests` has no effect: no server logs them."""
+"""The same for `AsyncLLM`. `enable_log_requests` is ignored: there is no server that would log them."""

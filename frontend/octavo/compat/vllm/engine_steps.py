@@ -1,4 +1,4 @@
-"""`EngineSteps`: requests are added one by one, and `step` returns what has been generated since."""
+"""`EngineSteps`: requests are added one by one, and `step` returns the outputs since its last call."""
 
 import asyncio
 import threading
@@ -15,9 +15,9 @@ from octavo.protocol.pooling_params import PoolingParams
 
 
 class EngineSteps(EngineView):
-    """The methods of vLLM's `LLMEngine`, over an `LLM`.
+    """The methods of vLLM's `LLMEngine`, on top of an `LLM`.
 
-    octavo's engine computes steps on its own; `step` waits for outputs and does not decide when the engine works.
+    octavo's engine runs continuously: `step` only waits for outputs, and does not drive the engine.
 
     Args:
         llm: this package's `LLM`.
@@ -26,7 +26,7 @@ class EngineSteps(EngineView):
     def __init__(self, llm: Any) -> None:
         super().__init__(llm)
         self._arrived = threading.Condition()
-        """Guards all that follows."""
+        """Guards all attributes below."""
         self._outputs: list[Any] = []
         self._running: dict[str, Future[None]] = {}
         self._failures: list[BaseException] = []
@@ -49,17 +49,17 @@ class EngineSteps(EngineView):
         Args:
             request_id: shown in the outputs.
             prompt: in vLLM's forms.
-            params: of sampling or pooling.
-            arrival_time: without effect: the engine measures it.
+            params: sampling or pooling parameters.
+            arrival_time: ignored; the engine measures it.
             lora_request: the adapter.
             tokenization_kwargs: as in `LLM.generate`.
-            trace_headers: without effect.
+            trace_headers: ignored.
             priority: as in `LLM.generate`.
-            session_id: without effect: prefixes are cached for all requests.
-            prompt_text: the text that outputs show, for a prompt of token ids.
+            session_id: ignored; prefixes are cached for all requests.
+            prompt_text: text that outputs show, for a prompt of token ids.
 
         Raises:
-            InvalidRequestError: the prompt is not supported, or a request with this id is running.
+            InvalidRequestError: the prompt is not supported, or a running request has this id.
         """
         del arrival_time, trace_headers, session_id
         prompt = with_text(prompt, prompt_text)
@@ -77,7 +77,7 @@ class EngineSteps(EngineView):
         return request_id
 
     def step(self) -> list[Any]:
-        """Return the outputs that have arrived since the last call; waits for one if requests are running.
+        """Return the outputs since the last call. Blocks until: there is one, if requests are running.
 
         Raises:
             OctavoError: a request has failed. The others continue.
@@ -100,7 +100,7 @@ class EngineSteps(EngineView):
             return len(self._running)
 
     def abort_request(self, request_ids: list[str], internal: bool = False) -> None:
-        """End requests; they have no further outputs."""
+        """Abort requests; they have no further outputs."""
         del internal
         with self._arrived:
             ended = [future for request_id in request_ids if (future := self._running.pop(request_id, None))]
@@ -109,7 +109,7 @@ class EngineSteps(EngineView):
             future.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        # Everything else, such as sleep and get_metrics, is that of `LLM`.
+        # All other attributes, such as `sleep` and `get_metrics`, are those of `LLM`.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._llm, name)
@@ -130,14 +130,14 @@ class EngineSteps(EngineView):
         with self._arrived:
             if output.request_id not in self._running:  # aborted
                 return
-            if replaces:  # by one that has all of it
+            if replaces:  # replaced by a newer output that contains it
                 self._outputs = [one for one in self._outputs if not _is_covered(one, output)]
             self._outputs.append(output)
             self._arrived.notify_all()
 
     def _end(self, request_id: str, done: "Future[None]") -> None:
         with self._arrived:
-            if self._running.get(request_id) is done:  # else it was aborted, and another one may have its id
+            if self._running.get(request_id) is done:  # otherwise it was aborted, and another request may have its id
                 del self._running[request_id]
             if not done.cancelled() and (error := done.exception()) is not None:
                 self._failures.append(error)

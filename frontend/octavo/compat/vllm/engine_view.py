@@ -1,4 +1,4 @@
-"""What scripts read of an engine's configuration under vLLM's names, and the configuration of its profiler."""
+"""An engine's configuration under vLLM's names, and the configuration of the profiler."""
 
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
@@ -16,14 +16,14 @@ class ProfilerConfig:
     """"torch"."""
     torch_profiler_dir: str = ""
     delay_iterations: int = 0
-    """Without effect: traces begin with `start_profile`."""
+    """Ignored: traces begin with `start_profile`."""
     max_iterations: int = 0
-    """Without effect: traces end with `stop_profile`."""
+    """Ignored: traces end with `stop_profile`."""
 
 
 @dataclass
 class PoolerConfig:
-    """How a pooling model pools; None: as its files say."""
+    """How a pooling model pools. `None`: as its files say."""
 
     task: str | None = None
     pooling_type: str | None = None
@@ -41,9 +41,9 @@ class PoolerConfig:
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings in octavo's form: members of configuration objects that are None are left out.
+    """Return settings in octavo's form: `None` members of configuration objects are left out.
 
-    `max_model_len` among `hf_overrides` is the setting of this name; it is no member of a model's `config.json`.
+    `max_model_len` in `hf_overrides` becomes the setting of that name; a model's `config.json` has no such key.
     """
     found = dict(settings)
     for name, value in settings.items():
@@ -73,14 +73,14 @@ class ModelConfig:
 
     @cached_property
     def hf_config(self) -> Any:
-        """The configuration as transformers loads it; for a GGUF file, one made from its metadata."""
+        """The configuration as transformers loads it. For a GGUF file, it is made from the file's metadata."""
         import transformers
 
         config = dict(self._facts.hf_config)
         return transformers.AutoConfig.for_model(config.pop("model_type"), **config)
 
     def get_vocab_size(self) -> int:
-        """Return the number of the model's tokens."""
+        """Return the size of the model's vocabulary."""
         return self._facts.vocab_size
 
 
@@ -93,7 +93,7 @@ class VllmConfig:
 
 
 class EngineView:
-    """What vLLM's engine classes tell of an engine.
+    """The configuration attributes of vLLM's engine classes.
 
     Args:
         llm: this package's `LLM`.
@@ -104,7 +104,7 @@ class EngineView:
 
     @property
     def vllm_config(self) -> VllmConfig:
-        """What is known of the engine's configuration under vLLM's names."""
+        """The engine's configuration under vLLM's names."""
         return VllmConfig(self._llm.client)
 
     @property

@@ -1,4 +1,4 @@
-"""Makes vLLM's modules importable: each is a module whose names come from `names.py` when they are first used."""
+"""Makes vLLM's modules importable: their names are resolved through `names.py` when they are first used."""
 
 import importlib.abc
 import importlib.util
@@ -14,10 +14,10 @@ from octavo.protocol.env import named
 
 
 class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of vLLM under a name: `vllm` itself, or `octavo.compat.vllm`.
+    """Finds vLLM's modules below a root name: `vllm` itself, or `octavo.compat.vllm`.
 
     Args:
-        root: the name that stands for vLLM's top-level module.
+        root: name that stands for vLLM's top-level module.
     """
 
     def __init__(self, root: str) -> None:
@@ -25,11 +25,11 @@ class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     @classmethod
     def install(cls, root: str, *, is_first: bool = False) -> None:
-        """Let imports of `root` and of modules below it find vLLM's modules.
+        """Make imports of `root` and of modules below it find vLLM's modules.
 
         Args:
             root: as in the constructor.
-            is_first: even if a package of this name is installed.
+            is_first: take precedence over an installed package of this name.
         """
         if is_first:
             sys.meta_path.insert(0, cls(root))
@@ -39,7 +39,7 @@ class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of one of vLLM's modules; None if the name belongs to somebody else."""
+        """Return the spec of one of vLLM's modules. `None` if the name is not below the root."""
         del path, target
         if (theirs := self._theirs(fullname)) is None:
             return None
@@ -51,21 +51,21 @@ class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a module."""
+        """Initialize a module."""
         theirs = self._theirs(module.__name__)
         assert theirs is not None
         module.__getattr__ = _getter(theirs, module.__name__)  # type: ignore[method-assign]
         module.__all__ = sorted(NAMES.get(theirs, ()))  # type: ignore[attr-defined]
 
     def _theirs(self, fullname: str) -> str | None:
-        """Return vLLM's own name of a module."""
+        """Return the name of a module in vLLM."""
         if fullname == self._root or fullname.startswith(self._root + "."):
             return "vllm" + fullname[len(self._root) :]
         return None
 
 
 def member(theirs: str, module: str, name: str) -> object:
-    """Return what vLLM's module `theirs` has under a name; `module` is its name in this process.
+    """Return the object that vLLM's module `theirs` has under a name; `module` is the module's name in this process.
 
     Raises:
         AttributeError: octavo does not have it.
@@ -95,7 +95,7 @@ _VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": 5, "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 def _variable(name: str) -> object:
-    """Return a variable of `vllm.envs`: the environment's, as an integer if it is one.
+    """Return a variable of `vllm.envs` from the environment, as an integer if possible.
 
     Raises:
         AttributeError: it is not set, and octavo does not know its default.

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class LLM(PoolingLLM):
-    """vLLM's class. What it does not have, such as `score_tokens`, is octavo's.
+    """vLLM's class. Methods that vLLM does not have, such as `score_tokens`, are octavo's.
 
     Args:
         model: directory, .gguf file or hub id.
-        settings: of vLLM or octavo, by name; values that are the defaults change nothing.
+        settings: of vLLM or octavo, by name; values equal to the defaults have no effect.
 
     Raises:
         StartupError: the engine could not start, or a setting is not supported.
@@ -58,7 +58,7 @@ class LLM(PoolingLLM):
 
     @cached_property
     def llm_engine(self) -> EngineSteps:
-        """The engine, for requests that are added one by one."""
+        """The engine, to which requests are added one by one."""
         return EngineSteps(self)
 
     def generate(  # type: ignore[override]
@@ -72,16 +72,16 @@ class LLM(PoolingLLM):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for every prompt; as in vLLM, `max_tokens` may be more than the context has room for.
+        """Generate for every prompt. As in vLLM, `max_tokens` may exceed the room in the context.
 
         Args:
             prompts: one or several, in vLLM's forms.
-            sampling_params: for all prompts, or one per prompt; None: the model's defaults.
-            use_tqdm: show a progress bar; a callable counts as True.
+            sampling_params: for all prompts, or one per prompt. `None`: the model's defaults.
+            use_tqdm: show a progress bar; a callable counts as `True`.
             lora_request: for all prompts, or one per prompt.
-            priority: for all prompts, or one per prompt; without effect unless `scheduling_policy` is "priority".
-            tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens` and its kin.
-            mm_processor_kwargs: further arguments of the processor of images.
+            priority: for all prompts, or one per prompt; ignored unless `scheduling_policy` is "priority".
+            tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens` and similar options.
+            mm_processor_kwargs: further arguments of the media processor.
 
         Raises:
             OctavoError: as in octavo's `LLM.generate`.
@@ -119,7 +119,7 @@ class LLM(PoolingLLM):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; the arguments are those of octavo's `LLM.chat` and of `generate`."""
+        """Generate the next message of each conversation; arguments as in octavo's `LLM.chat` and `generate`."""
         variables = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
@@ -183,19 +183,19 @@ class LLM(PoolingLLM):
         )
 
     def get_tokenizer(self) -> Any:
-        """Return the model's tokenizer as one of transformers: `tokenizer(text)`, `apply_chat_template`, ..."""
+        """Return the model's tokenizer as a tokenizer of transformers: `tokenizer(text)`, `apply_chat_template`, ..."""
         return self._transformers_tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:  # type: ignore[override]
-        """Return the model's default parameters, used by requests without their own."""
+        """Return the model's default sampling parameters, which apply to requests without their own."""
         return SamplingParams.of(super().get_default_sampling_params())
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return the number of workers: of all engines, or of one."""
+        """Return the number of workers, of all engines or of one."""
         return self.client.get_world_size() // (1 if include_dp else max(1, self.client.config.data_parallel_size))
 
     def get_metrics(self) -> list[Metric]:
-        """Return the metrics of the engine as they are now."""
+        """Return the current metrics of the engine."""
         self.stats()
         return self._run(self._snapshot())
 
@@ -206,15 +206,15 @@ class LLM(PoolingLLM):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Record a torch trace in every worker, in the directory of `profiler_config`.
+        """Record a torch profiler trace in every worker, in the directory of `profiler_config`.
 
         Args:
-            profile_prefix: a folder in that directory.
-            delay_iterations: without effect, which is logged: the recording starts now.
-            max_iterations: without effect, which is logged: `stop_profile` ends the recording.
+            profile_prefix: subfolder of that directory.
+            delay_iterations: ignored, which is logged: recording starts now.
+            max_iterations: ignored, which is logged: `stop_profile` ends the recording.
 
         Raises:
-            InvalidRequestError: there is no directory.
+            InvalidRequestError: no directory is configured.
         """
         given = self._profiler
         if not given.torch_profiler_dir:
@@ -228,11 +228,11 @@ class LLM(PoolingLLM):
         super().start_profile(str(Path(given.torch_profiler_dir, profile_prefix or "")))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Drop all cached prefixes; returns False while blocks are in use.
+        """Drop all cached prefixes. Return `False`, and drop nothing, if blocks are in use.
 
         Args:
-            reset_running_requests: drop those of running requests too, which compute them again.
-            reset_connector: without effect: blocks in host memory and files keep their contents.
+            reset_running_requests: drop the prefixes of running requests, too; they are computed again.
+            reset_connector: ignored; blocks in host memory and files keep their contents.
         """
         del reset_connector
         if reset_running_requests:
@@ -242,14 +242,14 @@ class LLM(PoolingLLM):
         return super().reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: octavo caches no images."""
+        """Do nothing: octavo does not clear its cache of processed media."""
 
     def sleep(self, level: int = 1, mode: Any = "abort") -> None:
-        """Free the memory of the KV cache and of weights; see octavo's `AsyncClient.sleep`."""
+        """Free the memory of the KV cache and the weights; see octavo's `AsyncClient.sleep`."""
         super().sleep(level, mode=mode)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:  # type: ignore[override]
-        """Take memory again, and return True; see octavo's `AsyncClient.wake_up`."""
+        """Allocate the memory again and return `True`; see octavo's `AsyncClient.wake_up`."""
         super().wake_up(tags)  # type: ignore[arg-type]
         return True
 
@@ -263,17 +263,16 @@ class LLM(PoolingLLM):
         """Call a method of all workers: `reload_weights`, or `update_config` with a `load_format`.
 
         Args:
-            method: its name.
-            timeout: without effect.
+            method: name of the method.
+            timeout: ignored.
             args: of the method.
             kwargs: of the method.
 
         Returns:
-            None for each worker.
+            `None` for each worker.
 
         Raises:
-            NotImplementedError: the workers have no such method; they are programs of their own, without vLLM's
-                classes.
+            NotImplementedError: the workers have no such method; they are separate programs, without vLLM's classes.
         """
         del timeout
         options = dict(kwargs or {})
@@ -313,7 +312,7 @@ class LLM(PoolingLLM):
         Args:
             request_id: shown in the outputs.
             prompt: in vLLM's forms.
-            params: of sampling.
+            params: sampling parameters.
             lora_request: the adapter.
             priority: as in `generate`.
             tokenization_kwargs: as in `generate`.
@@ -340,7 +339,7 @@ class LLM(PoolingLLM):
     async def _prepare(
         self, prompt: Any, params: SamplingParams, options: dict[str, Any] | None
     ) -> tuple[dict[str, Any], own.SamplingParams]:
-        """Return the prompt with its tokens, and parameters that fit into the context after it."""
+        """Return the tokenized prompt, and parameters limited to the room in the context."""
         prepared = await tokenized(self.client, prompt, options)
         changes: dict[str, Any] = {}
         if prepared.keys() & {FIELD, UUIDS}:
@@ -373,5 +372,5 @@ class LLM(PoolingLLM):
 
 
 def _is_load_format(args: tuple[Any, ...]) -> bool:
-    """Return whether the arguments of `update_config` say how weights are loaded, which `reload_weights` knows."""
+    """Return whether `update_config` only sets the load format, which `reload_weights` detects itself."""
     return len(args) == 1 and isinstance(args[0], dict) and set(args[0]) == {"load_config"}

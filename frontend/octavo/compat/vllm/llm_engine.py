@@ -1,4 +1,4 @@
-"""`LLMEngine`, which starts an engine of its own."""
+"""`LLMEngine`, which starts its own engine."""
 
 from typing import Any
 
@@ -11,6 +11,6 @@ class LLMEngine(EngineSteps):
 
     @classmethod
     def from_engine_args(cls, engine_args: Any, usage_context: Any = None, **options: Any) -> "LLMEngine":
-        """Start an engine with the settings of `EngineArgs`; `usage_context` and other options have no effect."""
+        """Start an engine with the settings of `EngineArgs`; `usage_context` and other options are ignored."""
         del usage_context, options
         return cls(LLM.from_engine_args(engine_args))

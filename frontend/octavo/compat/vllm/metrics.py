@@ -21,37 +21,37 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """A number that only grows."""
+    """A value that only increases."""
 
     value: int
 
 
 @dataclass
 class Vector(Metric):
-    """Counters by position: accepted drafts of speculative decoding."""
+    """Counters by position: accepted draft tokens of speculative decoding."""
 
     values: list[int]
 
 
 @dataclass
 class Gauge(Metric):
-    """A number that goes up and down."""
+    """A value that increases and decreases."""
 
     value: float
 
 
 @dataclass
 class Histogram(Metric):
-    """Observations by their size."""
+    """A histogram of observed values."""
 
     count: int
     sum: float
     buckets: dict[str, int]
-    """By upper limit, the last one is `+Inf`: how many observations are at most this large."""
+    """Number of observations up to each upper edge (cumulative); the last edge is `+Inf`."""
 
 
 def snapshot(metrics: Metrics) -> list[Metric]:
-    """Return all metrics as they are now."""
+    """Return the current metrics."""
     found: list[Metric] = []
     for family in metrics.collect():
         name = VLLM_PREFIX + family.name.removeprefix(PREFIX)
