@@ -1,1 +1,1 @@
-"""Python files of the operator that bring further parsers: octavo's own, and those written for vLLM."""
+"""Loads the operator's Python files with further parsers, written for octavo or for vLLM."""

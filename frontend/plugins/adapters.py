@@ -1,4 +1,4 @@
-"""Parsers of plugins for vLLM, under the interfaces by which a server chooses its parsers."""
+"""Adapts the parsers of vLLM plugins to the interfaces by which a server selects parsers."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,18 +12,18 @@ from octavo.frontend.tools.parser import Parsed, ToolParser
 
 
 class PluginToolParser(ToolParser):
-    """Stands for a tool parser of a plugin; `PluginReader` uses the plugin itself."""
+    """Represents a plugin's tool parser in the registry; `PluginReader` calls the plugin itself."""
 
     name: ClassVar[str]
     plugin: ClassVar[type]
 
     @classmethod
     def of(cls, name: str, plugin: type) -> "type[PluginToolParser]":
-        """Return the class for a class of a plugin."""
+        """Return the adapter class for a plugin's class."""
         return type(plugin.__name__, (cls,), {"name": name, "plugin": plugin})
 
     def make(self, tokenizer: PluginTokenizer, request: ChatCompletionRequest) -> PluginObject:
-        """Return a parser for one output."""
+        """Create a parser for one output."""
         return PluginObject(self.name, self.plugin, tokenizer, request.tools)
 
     def parse(self, text: str, is_final: bool) -> Parsed:
@@ -33,9 +33,10 @@ class PluginToolParser(ToolParser):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginReasoning(ReasoningParser):
-    """A reasoning parser of a plugin.
+    """A plugin's reasoning parser.
 
-    Its marks say where constraints and limits begin and how prompts open the reasoning; `PluginReader` uses the plugin.
+    Its marks determine where constraints and limits begin and how prompts open the reasoning. `PluginReader` calls the
+    plugin itself.
     """
 
     name: str
@@ -43,7 +44,7 @@ class PluginReasoning(ReasoningParser):
 
     @classmethod
     def of(cls, name: str, plugin: type) -> "PluginReasoning":
-        """Return the parser for a class of a plugin; its marks are known once there is a tokenizer."""
+        """Return the adapter for a plugin's class; its marks are known once there is a tokenizer."""
         return cls(name=name, plugin=plugin, begins=(), ends=(), opening="", closing="")
 
     def for_tokenizer(self, tokenizer: TagTokenizer) -> "PluginReasoning":
@@ -60,7 +61,7 @@ class PluginReasoning(ReasoningParser):
         )
 
     def make(self, tokenizer: PluginTokenizer, variables: dict[str, Any]) -> PluginObject:
-        """Return a parser for one output.
+        """Create a parser for one output.
 
         Args:
             tokenizer: of the model.

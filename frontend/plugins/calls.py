@@ -1,4 +1,4 @@
-"""`PluginObject`: calls the methods of a plugin's object. What it raises ends the request that it was called for."""
+"""`PluginObject`: calls the methods of a plugin's object. An exception in the plugin fails only the current request."""
 
 import inspect
 import logging
@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 
 class PluginObject:
-    """One parser of a plugin, made for one output.
+    """A plugin's parser, created for one output.
 
     Args:
         name: of the parser.
-        make: makes the object; drops trailing arguments that the class does not take.
+        make: creates the object; trailing arguments that it does not take are dropped.
         args: for `make`.
-        kwargs: for `make`, if it takes any.
+        kwargs: for `make`, if it accepts any.
     """
 
     def __init__(self, name: str, make: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -30,15 +30,15 @@ class PluginObject:
         return callable(getattr(self._object, method, None))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Return what a method returns.
+        """Call a method and return its result.
 
         Raises:
-            RequestFailedError: it raised anything; the message says what.
+            RequestFailedError: the method raised an exception; the message describes it.
         """
         return self._run(method, lambda: getattr(self._object, method)(*args, **kwargs))
 
     def attribute(self, name: str) -> Any:
-        """Return an attribute, None if there is none."""
+        """Return an attribute. `None` if the object does not have it."""
         return self._run(name, getattr, self._object, name, None)
 
     def _run(self, method: str, function: Callable[..., Any], *args: Any) -> Any:

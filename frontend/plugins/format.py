@@ -1,4 +1,4 @@
-"""`PluginFormat`: outputs that parsers of plugins read, alone or beside a parser of octavo's."""
+"""`PluginFormat`: outputs that are parsed by plugins, alone or together with one of octavo's parsers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from octavo.frontend.tools.answer import AnswerFormat
 
 @dataclass(frozen=True, slots=True)
 class PluginFormat:
-    """How the outputs of one request are read."""
+    """How the outputs of one request are parsed."""
 
     format: AnswerFormat
-    """The parsers; at least one is of a plugin."""
+    """The parsers; at least one of them is a plugin's."""
     request: ChatCompletionRequest
-    """The request as plugins see it."""
+    """The request in the form that plugins see."""
     tokenizer: PluginTokenizer
     prompt_token_ids: Sequence[int]
 
     @property
     def separates_reasoning(self) -> bool:
-        """True if reasoning is separated from the content."""
+        """Whether reasoning is separated from the content."""
         return self.format.separates_reasoning
 
     @property
     def shows_special_tokens(self) -> bool:
-        """True if a plugin wants to see special tokens in the text."""
+        """Whether a plugin needs special tokens in the text."""
         return not self.request.skip_special_tokens
 
     def open(self) -> PluginReader:
@@ -50,7 +50,7 @@ class PluginFormat:
         return PluginReader(stage, calls, self.tokenizer)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
-        """Return how many of the generated tokens are reasoning."""
+        """Return the number of generated tokens that are reasoning."""
         reasoning = self.format.reasoning
         if not isinstance(reasoning, PluginReasoning):
             return self.format.num_reasoning_tokens(token_ids, tokenizer)

@@ -22,7 +22,7 @@ _METHODS = {
     "tool": ("extract_tool_calls", "extract_tool_calls_streaming"),
     "reasoning": ("extract_reasoning", "extract_reasoning_streaming"),
 }
-"""Methods that a parser must have, by its kind."""
+"""Methods that a parser must have, by kind."""
 
 
 def load_plugin(file: str, flag: str) -> None:
@@ -30,7 +30,7 @@ def load_plugin(file: str, flag: str) -> None:
 
     Args:
         file: its path.
-        flag: which names it, for errors.
+        flag: the flag that names it, for errors.
 
     Raises:
         ConfigError: the file cannot be read, or its code fails.
@@ -51,11 +51,11 @@ def load_plugin(file: str, flag: str) -> None:
 
 
 Registered = Mapping[tuple[str, str], Any]
-"""Classes, or the module and the name of one, by kind ("tool", "reasoning") and name."""
+"""Classes, or (module, name) of a class, by kind ("tool", "reasoning") and name."""
 
 
 def _registered_here() -> Registered:
-    """Return what was registered with the stand-ins, which forget it."""
+    """Return and clear the registrations with octavo's replacements of vLLM's managers."""
     found: dict[tuple[str, str], Any] = {}
     managers = {"tool": vllm_api.ToolParserManager, "reasoning": vllm_api.ReasoningParserManager}
     for kind, manager in managers.items():
@@ -66,7 +66,7 @@ def _registered_here() -> Registered:
 
 
 def _registered() -> Registered:
-    """Return what is registered with vLLM itself, whichever release it is."""
+    """Return the registrations with vLLM's own managers, for any release of vLLM."""
     tools = _member("ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
     reasoning = _member("ReasoningParserManager", "vllm.reasoning")
     found: dict[tuple[str, str], Any] = {}
@@ -77,7 +77,7 @@ def _registered() -> Registered:
 
 
 def _member(name: str, *modules: str) -> Any:
-    """Return what the first of these modules that exists has under a name."""
+    """Return an object by its name from the first of these modules that exists."""
     for module in modules[:-1]:
         if importlib.util.find_spec(module) is not None:
             return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""`PluginReader`: one output through two stages, reasoning and calls, of which a plugin provides at least one."""
+"""`PluginReader`: parses one output in two stages, reasoning and calls, of which a plugin provides at least one."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from octavo.frontend.tools.answer import AnswerDelta
 
 
 class CallStage(Protocol):
-    """Reads the text after the reasoning."""
+    """Parses the text after the reasoning."""
 
     @property
     def num_calls(self) -> int:
-        """Calls that have started."""
+        """Number of calls that have started."""
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
         """Add text and return what is new."""
 
 
 class PluginReader:
-    """Reads one output.
+    """Parses one output.
 
     Args:
-        reasoning: its content goes to the next stage; None: there is no reasoning.
-        calls: the next stage.
-        tokenizer: finds the tokens of the first content.
+        reasoning: first stage; its content goes to the next stage. `None`: there is no reasoning.
+        calls: next stage.
+        tokenizer: used to find the tokens of the first content.
     """
 
     def __init__(self, reasoning: ReasoningStage | None, calls: CallStage, tokenizer: PluginTokenizer) -> None:
@@ -35,22 +35,22 @@ class PluginReader:
         self._calls = calls
         self._tokenizer = tokenizer
         self._has_content = reasoning is None
-        """All further tokens are for the next stage."""
+        """Whether all further tokens go to the next stage."""
         self._token_ids: list[int] = []
-        """All tokens, until there is content."""
+        """All tokens, as long as there is no content."""
 
     @property
     def num_calls(self) -> int:
-        """Calls that have started."""
+        """Number of calls that have started."""
         return self._calls.num_calls
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
         """Add text and return what is new.
 
         Args:
-            text: continues the text so far.
-            is_final: no more text will follow; if it is the whole text, the plugin reads it at once.
-            token_ids: the tokens of this text, or more than these if the rest of their text is held back.
+            text: continues the earlier text.
+            is_final: no more text will follow. If this is the complete text, the plugin parses it at once.
+            token_ids: tokens of this text; possibly more, if the rest of their text is held back.
 
         Raises:
             RequestFailedError: the code of a plugin failed.
@@ -62,7 +62,7 @@ class PluginReader:
         return replace(self._calls.push(split.content, is_final, content_ids), reasoning=split.reasoning)
 
     def _content_ids(self, content: str, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return the tokens for the next stage; with the first content, also those that came before their text."""
+        """Return the tokens for the next stage; with the first content, include earlier tokens without text."""
         if self._has_content:
             return token_ids
         self._token_ids += token_ids
@@ -72,9 +72,9 @@ class PluginReader:
         return self._last_ids_with(content) or token_ids
 
     def _last_ids_with(self, content: str) -> list[int]:
-        """Return the fewest last tokens whose text contains the content, and those before them without a text.
+        """Return the shortest suffix of tokens whose text contains the content, and textless tokens before it.
 
-        Empty if there are none: a plugin may return content that the model did not write.
+        Empty if there is none: a plugin may return content that the model did not write.
         """
         size, total = 1, len(self._token_ids)
         while size < total and not self._contains(size, content):

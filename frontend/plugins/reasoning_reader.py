@@ -1,4 +1,4 @@
-"""`PluginReasoningReader`: one output through a reasoning parser of a plugin."""
+"""`PluginReasoningReader`: parses one output with a plugin's reasoning parser."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,12 +15,12 @@ class ReasoningStage(Protocol):
 
 
 class PluginReasoningReader:
-    """Reads one output: the whole text if that comes at once, else each piece with its tokens.
+    """Parses one output: complete text at once, otherwise each piece with its tokens.
 
     Args:
         parser: of the plugin.
-        request: as plugins see it.
-        prompt_token_ids: the parser says whether these have ended the reasoning already.
+        request: in the form that plugins see.
+        prompt_token_ids: the parser checks whether they have already ended the reasoning.
     """
 
     def __init__(self, parser: PluginObject, request: Any, prompt_token_ids: Sequence[int]) -> None:
@@ -35,9 +35,9 @@ class PluginReasoningReader:
         """Add text and return what is new: reasoning, and content after it.
 
         Args:
-            text: continues the text so far.
+            text: continues the earlier text.
             is_final: no more text will follow.
-            token_ids: the tokens of this text.
+            token_ids: tokens of this text.
 
         Raises:
             RequestFailedError: the code of the plugin failed.

@@ -1,4 +1,4 @@
-"""`PluginTokenizer`: a model's tokenizer with the methods of Hugging Face's that parsers call."""
+"""`PluginTokenizer`: a model's tokenizer with those methods of Hugging Face tokenizers that parsers call."""
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -7,7 +7,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 
 
 class PluginTokenizer:
-    """Texts, tokens and ids. It changes nothing and renders no templates.
+    """Converts between texts, tokens and ids. It is read-only and renders no templates.
 
     Args:
         tokenizer: of the model.
@@ -21,7 +21,7 @@ class PluginTokenizer:
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Ids of all tokens by their names."""
+        """Token ids by token string."""
         return {self._tokenizer.token_name(token_id): token_id for token_id in range(self._tokenizer.vocab_size)}
 
     @property
@@ -36,11 +36,11 @@ class PluginTokenizer:
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Names of the special tokens."""
+        """Strings of the special tokens."""
         return [self._tokenizer.token_name(token_id) for token_id in self.all_special_ids]
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens by their names."""
+        """Return token ids by token string."""
         return self.vocab
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -53,17 +53,17 @@ class PluginTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens)
 
     def tokenize(self, text: str) -> list[str]:
-        """Return the names of a text's tokens."""
+        """Return the token strings of a text."""
         return [self._tokenizer.token_name(token_id) for token_id in self.encode(text, add_special_tokens=False)]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
-        """Return the ids of tokens by their names."""
+        """Return the ids of token strings."""
         if isinstance(tokens, str):
             return self._tokenizer.token_id(tokens)
         return [self._tokenizer.token_id(token) for token in tokens]
 
     def convert_ids_to_tokens(self, token_ids: int | Sequence[int]) -> str | list[str]:
-        """Return the names of tokens by their ids."""
+        """Return the token strings of ids."""
         if isinstance(token_ids, int):
             return self._tokenizer.token_name(token_ids)
         return [self._tokenizer.token_name(token_id) for token_id in token_ids]
@@ -71,5 +71,5 @@ class PluginTokenizer:
 
 @lru_cache(maxsize=4)
 def plugin_tokenizer(tokenizer: Tokenizer) -> PluginTokenizer:
-    """Return the same object for the same tokenizer: the table of all tokens takes a while to make."""
+    """Return one cached object per tokenizer, because building the table of all tokens is slow."""
     return PluginTokenizer(tokenizer)

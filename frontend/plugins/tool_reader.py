@@ -1,4 +1,4 @@
-"""`PluginToolReader`: the text after the reasoning through a tool parser of a plugin."""
+"""`PluginToolReader`: parses the text after the reasoning with a plugin's tool parser."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from octavo.frontend.tools.call_id import new_call_id
 
 
 class PluginToolReader:
-    """Reads one output: the whole text if that comes at once, else each piece with its tokens.
+    """Parses one output: complete text at once, otherwise each piece with its tokens.
 
     Args:
         parser: of the plugin.
-        request: as plugins see it.
-        max_calls: further calls are dropped; None: no limit.
+        request: in the form that plugins see.
+        max_calls: further calls are dropped. `None`: no limit.
     """
 
     def __init__(self, parser: PluginObject, request: Any, max_calls: int | None) -> None:
@@ -26,23 +26,23 @@ class PluginToolReader:
         self._token_ids: list[int] = []
         self._has_begun = False
         self._places: dict[int, int | None] = {}
-        """Index of each call that has started by the plugin's index; None: it is dropped."""
+        """Our index of each started call, by the plugin's index. `None`: the call is dropped."""
         self._arguments: dict[int, list[str]] = {}
-        """Arguments so far, by the plugin's index."""
+        """Pieces of arguments so far, by the plugin's index."""
         self._is_calling = False
-        """The last message of the plugin was a part of a call."""
+        """Whether the plugin's last message was part of a call."""
         self._waiting: dict[int, str] = {}
         """Arguments of calls that have no name yet, by the plugin's index."""
         self.num_calls = 0
-        """Calls that have started."""
+        """Number of calls that have started."""
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
         """Add text and return what is new.
 
         Args:
-            text: continues the text so far.
+            text: continues the earlier text.
             is_final: no more text will follow.
-            token_ids: the tokens of this text.
+            token_ids: tokens of this text.
 
         Raises:
             RequestFailedError: the code of the plugin failed.
@@ -83,7 +83,7 @@ class PluginToolReader:
         self._is_calling = bool(message.tool_calls)
 
     def _lacks_arguments(self) -> bool:
-        """Return whether the last call's arguments are incomplete and the plugin may have the rest."""
+        """Return whether the last call's arguments are incomplete and the plugin may still have the rest."""
         if not self._places or not self._parser.has("get_remaining_unstreamed_args"):
             return False
         try:

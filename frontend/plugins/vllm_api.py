@@ -14,7 +14,7 @@ Tool = Any
 
 
 class ToolParser:
-    """Base class of tool parsers, which have the methods `extract_tool_calls` and `extract_tool_calls_streaming`.
+    """Base class of tool parsers, which implement `extract_tool_calls` and `extract_tool_calls_streaming`.
 
     Args:
         tokenizer: of the model.
@@ -33,16 +33,16 @@ class ToolParser:
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Ids of all tokens by their names."""
+        """Token ids by token string."""
         vocabulary: dict[str, int] = self.model_tokenizer.get_vocab()
         return vocabulary
 
     def adjust_request(self, request: Any) -> Any:
-        """Return the request with changes; octavo heeds `skip_special_tokens`."""
+        """Return the request with changes; octavo applies a change of `skip_special_tokens`."""
         return request
 
     def get_remaining_unstreamed_args(self) -> str:
-        """Return arguments of the last call that were parsed and not returned."""
+        """Return arguments of the last call that were parsed but not yet returned."""
         if not self.prev_tool_call_arr:
             return ""
         index = len(self.prev_tool_call_arr) - 1
@@ -56,11 +56,11 @@ _OLDER_NAMES = {
     "extract_reasoning_content": "extract_reasoning",
     "extract_reasoning_content_streaming": "extract_reasoning_streaming",
 }
-"""Names of methods before vLLM 0.12, and since."""
+"""Method names before vLLM 0.12, mapped to the current ones."""
 
 
 class ReasoningParser:
-    """Base class of reasoning parsers, which have the methods `extract_reasoning` and `extract_reasoning_streaming`.
+    """Base class of reasoning parsers, which implement `extract_reasoning` and `extract_reasoning_streaming`.
 
     Args:
         tokenizer: of the model.
@@ -77,26 +77,26 @@ class ReasoningParser:
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Ids of all tokens by their names."""
+        """Token ids by token string."""
         vocabulary: dict[str, int] = self.model_tokenizer.get_vocab()
         return vocabulary
 
     @property
     def reasoning_start_str(self) -> str | None:
-        """The mark that opens the reasoning; None: there is no such text."""
+        """Text that opens the reasoning. `None` if there is none."""
         return None
 
     @property
     def reasoning_end_str(self) -> str | None:
-        """The mark that ends the reasoning; None: there is no such text."""
+        """Text that ends the reasoning. `None` if there is none."""
         return None
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Return whether the reasoning has ended within these tokens; parsers that look at the text never say so."""
+        """Return whether the reasoning has ended within these tokens; parsers that work on text return `False`."""
         return False
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
-        """Return whether the reasoning has ended, `delta_ids` being the latest tokens."""
+        """Return whether the reasoning has ended; `delta_ids` are the latest tokens."""
         return self.is_reasoning_end(input_ids)
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
@@ -104,12 +104,12 @@ class ReasoningParser:
         return []
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the generated tokens are reasoning."""
+        """Return the number of generated tokens that are reasoning."""
         return 0
 
 
 class BaseThinkingReasoningParser(ReasoningParser):
-    """Base class of reasoning parsers whose marks are two tokens. Subclasses have `start_token` and `end_token`."""
+    """Base class of reasoning parsers with two mark tokens; subclasses define `start_token` and `end_token`."""
 
     start_token: Any = None
     end_token: Any = None
@@ -123,18 +123,18 @@ class BaseThinkingReasoningParser(ReasoningParser):
 
     @property
     def reasoning_start_str(self) -> str | None:
-        """The mark that opens the reasoning."""
+        """Text that opens the reasoning."""
         text: str = self.start_token
         return text
 
     @property
     def reasoning_end_str(self) -> str | None:
-        """The mark that ends the reasoning."""
+        """Text that ends the reasoning."""
         text: str = self.end_token
         return text
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Return whether the last of the two marks is the closing one."""
+        """Return whether the last mark is the closing one."""
         marks = (self.start_token_id, self.end_token_id)
         return next((token_id == self.end_token_id for token_id in reversed(input_ids) if token_id in marks), False)
 
@@ -147,7 +147,7 @@ class BaseThinkingReasoningParser(ReasoningParser):
         return input_ids[input_ids.index(self.end_token_id) + 1 :] if self.end_token_id in input_ids else []
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """Return how many tokens are between the marks, or before the closing one."""
+        """Return the number of tokens between the marks, or before the closing mark."""
         ids = list(token_ids)
         end = ids.index(self.end_token_id) if self.end_token_id in ids else len(ids)
         return end - (ids.index(self.start_token_id) + 1 if self.start_token_id in ids[:end] else 0)
@@ -167,7 +167,7 @@ class BaseThinkingReasoningParser(ReasoningParser):
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
-        """Return what is new in a stream. Text without an opening mark is content, as in vLLM."""
+        """Return what is new in a stream. Without an opening mark, text is content, as in vLLM."""
         if len(delta_token_ids) == 1 and delta_token_ids[0] in (self.start_token_id, self.end_token_id):
             return None
         if self.start_token_id not in current_token_ids or self.end_token_id in previous_token_ids:
@@ -193,7 +193,7 @@ class DeepSeekR1ReasoningParser(BaseThinkingReasoningParser):
         current_token_ids: Sequence[int],
         delta_token_ids: Sequence[int],
     ) -> DeltaMessage | None:
-        """Return what is new in a stream. Text without an opening mark is reasoning."""
+        """Return what is new in a stream. Without an opening mark, text is reasoning."""
         ids = (previous_token_ids, current_token_ids, delta_token_ids)
         delta = super().extract_reasoning_streaming(previous_text, current_text, delta_text, *ids)
         if delta is None or self.start_token_id in current_token_ids or self.end_token_id in previous_token_ids:
@@ -226,7 +226,7 @@ class _Manager:
 
     @classmethod
     def register_lazy_module(cls, name: str, module_path: str, class_name: str) -> None:
-        """Register a class by its name; it is looked for in the plugin's own file first."""
+        """Register a class by name; it is looked up in the plugin's own file first."""
         cls.lazy[name] = (module_path, class_name)
 
 

@@ -12,16 +12,16 @@ from octavo.frontend.tools.bare_value import json_value, kinds_of_schema
 from octavo.frontend.tools.call_id import new_call_id
 
 PLUGIN = "octavo_plugin"
-"""Begins the name of the module of each plugin."""
+"""Prefix of the module names of plugins."""
 
 safe_literal_eval = ast.literal_eval
 
 
 class TokenizerLike(Protocol):
-    """What a model's tokenizer can do at least."""
+    """Methods that every tokenizer of a model has."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the ids of all tokens by their names."""
+        """Return token ids by token string."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
@@ -31,11 +31,11 @@ class TokenizerLike(Protocol):
 
 
 _logged: set[tuple[str, int, str, tuple[str, ...]]] = set()
-"""What was logged once, by logger, level, message and arguments."""
+"""Messages that were logged once: logger, level, message and arguments."""
 
 
 def _log_once(logger: logging.Logger, level: int, message: str, *args: object, scope: str = "process") -> None:
-    """Log a message unless it was logged before; `scope` tells vLLM which of its ranks log it."""
+    """Log a message unless it was logged before. `scope`, which selects the logging ranks in vLLM, is ignored."""
     key = (logger.name, level, message, tuple(map(str, args)))
     if key not in _logged:
         _logged.add(key)
@@ -44,7 +44,7 @@ def _log_once(logger: logging.Logger, level: int, message: str, *args: object, s
 
 def init_logger(name: str) -> logging.Logger:
     """Return the logger of a module, which also has `debug_once`, `info_once` and `warning_once`."""
-    # What a plugin logs goes where octavo's own lines go.
+    # Plugins log to the same place as octavo.
     logger = logging.getLogger(f"octavo.{name}" if name.startswith(PLUGIN) else name)
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         setattr(logger, f"{logging.getLevelName(level).lower()}_once", partial(_log_once, logger, level))
@@ -67,27 +67,27 @@ def is_list_of(value: object, kind: Any, *, check: str = "first") -> bool:
 
 
 def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
-    """Return an id of a call: Kimi's form names the function, others are random."""
+    """Return an id for a call: Kimi's format contains the function's name, other ids are random."""
     return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else new_call_id()
 
 
 def extract_types_from_schema(schema: object) -> list[str]:
-    """Return the JSON types that a schema allows; a schema without a type counts as a string."""
+    """Return the JSON types that a schema allows; without a type, it counts as a string."""
     return sorted(kinds_of_schema(schema)) or ["string"]
 
 
 def coerce_to_schema_type(value: str, schema_type: str | list[str]) -> Any:
-    """Return a value of one of these JSON types, written as bare text; the text if it is none of them."""
+    """Convert bare text to a value of one of these JSON types; return the text if it fits none of them."""
     return json.loads(json_value(value, {"type": schema_type}))
 
 
 def find_tool_name(tools: Sequence[Any] | None, tool_name: str) -> bool:
-    """Return whether a request has a function of this name."""
+    """Return whether a request offers a function of this name."""
     return any(tool.function.name == tool_name for tool in tools or ())
 
 
 def find_tool_properties(tools: Sequence[Any] | None, tool_name: str) -> dict[str, Any]:
-    """Return the schemas of a function's arguments by their names; empty if there is no such function."""
+    """Return the schemas of a function's arguments by name; empty if there is no such function."""
     schemas = (tool.function.parameters or {} for tool in tools or () if tool.function.name == tool_name)
     return dict(next(schemas, {}).get("properties", {}))
 
@@ -102,13 +102,13 @@ def is_complete_json(text: str) -> bool:
 
 
 def find_common_prefix(one: str, other: str) -> str:
-    """Return the longest text that both begin with."""
+    """Return the longest common prefix."""
     length = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     return one[: min(len(one), len(other)) if length is None else length]
 
 
 def partial_tag_overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of a text begin a tag."""
+    """Return the length of the longest suffix of a text that is a prefix of a tag."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's modules while a plugin is loaded: those of `octavo.compat.vllm`, if vLLM itself is not installed."""
+"""Makes vLLM's modules importable while a plugin is loaded: vLLM's own if it is installed, otherwise octavo's."""
 
 import importlib.util
 import sys
@@ -12,9 +12,9 @@ _ROOT = "vllm"
 
 
 def has_vllm() -> bool:
-    """Return whether vLLM itself is installed; its plugins then import from it.
+    """Return whether vLLM itself is installed; plugins then import from it.
 
-    A folder of this name on the path is not vLLM, nor are the modules of `octavo.compat.vllm` under its name.
+    A folder named `vllm` on the path does not count, nor do the modules of `octavo.compat.vllm` under that name.
     """
     spec = importlib.util.find_spec(_ROOT)
     return spec is not None and spec.origin is not None
@@ -22,7 +22,7 @@ def has_vllm() -> bool:
 
 @contextmanager
 def vllm_modules() -> Iterator[None]:
-    """Let `import vllm...` find octavo's modules; what was there before comes back."""
+    """Make `import vllm...` find octavo's modules inside the `with` statement; restore `sys.modules` afterwards."""
     hidden = _take_out()
     finder = VllmFinder(_ROOT)
     sys.meta_path.insert(0, finder)

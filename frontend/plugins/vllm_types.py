@@ -1,4 +1,4 @@
-"""The messages and requests that parsers written for vLLM import, with the names and fields of vLLM that they use."""
+"""Messages and requests that vLLM parsers import, with the names and fields of vLLM that they use."""
 
 from typing import Any, Literal
 
@@ -8,13 +8,13 @@ from octavo.frontend.tools.call_id import new_call_id
 
 
 class OpenAIBaseModel(BaseModel):
-    """Base of all: further fields are kept."""
+    """Base class of all types; unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class FunctionCall(OpenAIBaseModel):
-    """The function and the arguments of a whole call."""
+    """The function and arguments of a complete call."""
 
     name: str
     arguments: str
@@ -22,7 +22,7 @@ class FunctionCall(OpenAIBaseModel):
 
 
 class ToolCall(OpenAIBaseModel):
-    """A whole call."""
+    """A complete call."""
 
     id: str = Field(default_factory=new_call_id)
     type: Literal["function"] = "function"
@@ -46,7 +46,7 @@ class DeltaToolCall(OpenAIBaseModel):
 
 
 class DeltaMessage(OpenAIBaseModel):
-    """The new part of an answer. Older parsers call the reasoning `reasoning_content`."""
+    """The new part of a response. Older parsers call the reasoning `reasoning_content`."""
 
     role: str | None = None
     content: str | None = None
@@ -56,7 +56,7 @@ class DeltaMessage(OpenAIBaseModel):
 
 
 class ExtractedToolCallInformation(BaseModel):
-    """The calls of a whole answer, and the text beside them."""
+    """The calls of a complete response, and the text besides them."""
 
     tools_called: bool
     tool_calls: list[ToolCall]
@@ -80,20 +80,20 @@ class ChatCompletionToolsParam(OpenAIBaseModel):
 
 
 class ChatCompletionNamedFunction(OpenAIBaseModel):
-    """Names a function."""
+    """The name of a function."""
 
     name: str
 
 
 class ChatCompletionNamedToolChoiceParam(OpenAIBaseModel):
-    """The choice of one function. Never made: forced calls do not reach a plugin."""
+    """The choice of one function. Never created: forced calls do not reach a plugin."""
 
     type: Literal["function"] = "function"
     function: ChatCompletionNamedFunction
 
 
 class ChatCompletionRequest(OpenAIBaseModel):
-    """A request, whichever API it came through."""
+    """A request, from any of the APIs."""
 
     messages: list[Any] = Field(default_factory=list)
     model: str | None = None
@@ -109,4 +109,4 @@ class ChatCompletionRequest(OpenAIBaseModel):
 
 
 class ResponsesRequest(ChatCompletionRequest):
-    """Never made: parsers get a `ChatCompletionRequest` from every API."""
+    """Never created: parsers get a `ChatCompletionRequest` for every API."""

@@ -54,8 +54,7 @@ async def score(
         **options: as in `Pooler.run`.
 
     Raises:
-        InvalidRequestError: the numbers of inputs do not match, the model cannot score, or it does not read a part of
-            an input.
+        InvalidRequestError: the numbers of inputs do not match, or the model cannot score or read one of them.
         OctavoError: as in `Pooler.run`.
     """
     facts = require_pooling(pooler.config)

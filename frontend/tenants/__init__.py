@@ -1,1 +1,1 @@
-"""Tenants of a server (`--tenants FILE`): keys with limits of their own, and how much each has used."""
+"""Tenants of a server (`--tenants FILE`): API keys with limits of their own, and the usage of each tenant."""

@@ -1,4 +1,4 @@
-"""The tenants file: a YAML file of names, keys and limits, read again whenever it changes."""
+"""The tenants file: a YAML file of names, keys and limits, reloaded whenever it changes."""
 
 import hashlib
 import logging
@@ -16,7 +16,7 @@ from octavo.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""How often the file is looked at, while there are requests."""
+"""Interval in seconds at which the file is checked for changes while there are requests."""
 
 MAX_TENANTS = 1024
 
@@ -27,19 +27,19 @@ _Limit = Annotated[int, Meta(ge=1)]
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tenant. A limit of None does not limit."""
+    """One tenant. A limit of `None` does not limit."""
 
     name: _Name = "?"
-    """The key of its entry in the file."""
+    """Name of the tenant: the key of its entry in the file."""
     api_keys: list[_Key] = []
     api_key_sha256: list[_Sha256] = []
-    """Digests of further keys, for files that shall not have the keys themselves."""
+    """SHA-256 digests of further keys, for files that must not contain the keys themselves."""
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
-    """Prompt and generated tokens, counted when a request ends."""
+    """Prompt and generated tokens per minute, counted when a request ends."""
     max_concurrent_requests: _Limit | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    """Of all its requests, whatever they ask for; lower runs earlier. None: the requests' own."""
+    """Priority of all its requests, overriding their own; lower runs earlier. `None`: the requests' own."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest_of(key: str) -> bytes:
-    """Return what is compared in place of a key: digests have one length, and a file may have only them."""
+    """Return the digest of a key. Digests have equal lengths, and files may contain them instead of keys."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -59,7 +59,7 @@ def read_tenants(path: Path, *, has_priorities: bool) -> dict[bytes, Tenant]:
         has_priorities: whether the engine schedules by priority.
 
     Raises:
-        ConfigError: the file cannot be read, or is not valid; names the field.
+        ConfigError: the file cannot be read or is invalid; the message names the field.
     """
     try:
         tenants = msgspec.convert(yaml.safe_load(path.read_text()), _File).tenants
@@ -88,7 +88,7 @@ def _invalid(path: Path, fault: str) -> ConfigError:
 
 
 class TenantsFile:
-    """The tenants, as the file says at the moment. A file that has become invalid changes nothing.
+    """The current tenants of the file. A file that has become invalid is ignored until it is fixed.
 
     Args:
         path: of the file.
@@ -107,19 +107,19 @@ class TenantsFile:
 
     @property
     def tenants(self) -> list[Tenant]:
-        """All tenants, in the order of the file."""
+        """All tenants, in file order."""
         return list({tenant.name: tenant for tenant in self._by_digest.values()}.values())
 
     def find(self, key: str) -> Tenant | None:
-        """Return the tenant with this key; None: there is none.
+        """Return the tenant with this key. `None` if there is none.
 
-        The time taken depends on the digest of the key, of which a caller learns nothing about other keys.
+        The duration depends only on the digest of the given key, so that it reveals nothing about other keys.
         """
         self._reload()
         return self._by_digest.get(digest_of(key))
 
     def named(self, name: str) -> Tenant | None:
-        """Return the tenant with this name; None: there is none."""
+        """Return the tenant with this name. `None` if there is none."""
         self._reload()
         return next((tenant for tenant in self._by_digest.values() if tenant.name == name), None)
 

@@ -1,4 +1,4 @@
-"""The metrics of tenants: how much each has used, by name and never by key."""
+"""The metrics of tenants: usage by name, never by key."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,7 @@
-"""`TenantUsage`: what tenants have used, in memory that all HTTP processes of a server share.
+"""`TenantUsage`: the usage of tenants, in memory shared by all HTTP processes of a server.
 
 Budgets are token buckets: each refills evenly to its limit within a minute. The number of tokens of a request is known
-only when it ends, so the budget of tokens may fall below zero, and new requests wait until it is positive again.
+only when it ends. So the token budget may become negative; new requests then wait until it is positive again.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from typing import Any
 from octavo.frontend.tenants.file import MAX_TENANTS, Tenant
 
 MAX_PROCESSES = 256
-"""As `--api-server-count`."""
+"""Upper limit of `--api-server-count`."""
 
 WINDOW_S = 60.0
 
 REASONS = ("requests_per_minute", "tokens_per_minute", "max_concurrent_requests")
-"""Limits that reject requests: values of a label in the metrics."""
+"""Limits that reject requests; values of a label in the metrics."""
 
 _HEAD = struct.Struct("<16sddd5q")
-"""Digest of the name, budgets of requests and of tokens with the time when they were current, totals: requests, prompt
-tokens, generated tokens, and rejections by budgets."""
+"""Digest of the name; budgets of requests and of tokens, and the time at which they were current; totals of requests,
+prompt tokens, generated tokens, and rejections by each budget."""
 _NAME_BYTES = 128 * 4
 _ENTRY_BYTES = 64 * math.ceil((_HEAD.size + 8 + 2 + _NAME_BYTES + 4 * MAX_PROCESSES) / 64)
 _REJECTED_BY_CONCURRENCY = _HEAD.size
@@ -39,13 +39,13 @@ _LIVE = _NAME + 2 + _NAME_BYTES
 
 @dataclass(slots=True)
 class Totals:
-    """What one tenant has used since the server started."""
+    """Usage of one tenant since the server started."""
 
     num_requests: int
     num_prompt_tokens: int
     num_generation_tokens: int
     num_rejected: dict[str, int]
-    """By limit."""
+    """Number of rejected requests, by limit."""
     num_live: int
 
 
@@ -59,12 +59,12 @@ class Rejection:
 
 
 class TenantUsage:
-    """Entries by tenant, found by the digest of the name, each changed under the lock of the file.
+    """Entries of tenants, found by the digest of the name. Each is changed under the lock of the file.
 
     Args:
-        path: of a file that all processes share, made if it is missing; None: this is the only process.
+        path: of a file shared by all processes, created if missing. `None` if this is the only process.
         row: of this process.
-        clock: the same for all processes, in seconds.
+        clock: returns seconds; the same clock in all processes.
     """
 
     def __init__(self, path: Path | None = None, row: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,11 +87,11 @@ class TenantUsage:
                 self._set_live(start, 0)
 
     def begin(self, tenant: Tenant, *, is_retried: bool = False) -> Rejection | None:
-        """Count a request that starts; return why it must not. If it may, `end` follows.
+        """Count the start of a request, to be followed by `end`. If it must not start, return the reason.
 
         Args:
-            tenant: whose request it is.
-            is_retried: the server tries it again by itself, so it is not counted as rejected.
+            tenant: that sent the request.
+            is_retried: the server itself will retry the request, so it does not count as rejected.
         """
         with self._locked():
             start = self._find(tenant.name)
@@ -122,13 +122,13 @@ class TenantUsage:
             _HEAD.pack_into(self._memory, start, digest, requests, tokens, now_s, *totals)
 
     def end(self, tenant: Tenant) -> None:
-        """Count the end of a request that has started."""
+        """Count the end of a started request."""
         with self._locked():
             start = self._find(tenant.name)
             self._set_live(start, max(0, self._live_of(start, self._row) - 1))
 
     def totals(self) -> dict[str, Totals]:
-        """Return the totals of all processes, by tenant; also of tenants that have left the file."""
+        """Return the totals of all processes, by tenant, including tenants that have been removed from the file."""
         found = {}
         with self._locked():
             for start in range(0, len(self._memory), _ENTRY_BYTES):
@@ -142,7 +142,7 @@ class TenantUsage:
         return found
 
     def close(self) -> None:
-        """Free the memory and the file."""
+        """Release the memory and the file."""
         self._memory.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -159,7 +159,7 @@ class TenantUsage:
         return None
 
     def _refilled(self, start: int, tenant: Tenant) -> list[Any]:
-        """Return the fields of an entry (`_HEAD`), with the budgets of this moment."""
+        """Return the fields of an entry (`_HEAD`), with its budgets refilled up to now."""
         digest, requests, tokens, then_s, *totals = _HEAD.unpack_from(self._memory, start)
         now_s = self._clock()
         share = 1.0 if then_s == 0.0 else min(1.0, max(0.0, now_s - then_s) / WINDOW_S)
@@ -168,7 +168,7 @@ class TenantUsage:
         return [digest, requests, tokens, now_s, *totals]
 
     def _find(self, name: str) -> int:
-        """Return where the entry of a tenant is, made if it is missing. The lock is held."""
+        """Return the offset of a tenant's entry, creating it if necessary. The lock must be held."""
         if (known := self._starts.get(name)) is not None:
             return known
         digest = hashlib.sha256(name.encode()).digest()[:16]
@@ -181,7 +181,7 @@ class TenantUsage:
             if self._memory[start : start + 16] == digest:
                 self._starts[name] = start
                 return start
-        # Names that came and went have used all entries: the last one is shared, and its limits hold for both.
+        # All entries are in use by current and former names: share the last one. Its limits then apply to both names.
         return len(self._memory) - _ENTRY_BYTES
 
     def _is_used(self, start: int) -> bool:
@@ -199,7 +199,7 @@ class TenantUsage:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the file: microseconds, in which no process waits for anything else."""
+        """Hold the lock of the file. It is held for microseconds, without waiting for anything else."""
         if self._fd < 0:
             yield
             return
@@ -211,10 +211,10 @@ class TenantUsage:
 
 
 def _refill(level: float, limit: int | None, share: float) -> float:
-    """Return a budget after a share of a minute. A new entry, or a limit that was added, begins with a full one."""
+    """Return a budget refilled for a fraction of a minute. A new entry, or a newly added limit, starts full."""
     return math.inf if limit is None else min(float(limit), level + limit * share)
 
 
 def _wait_s(missing: float, per_minute: int) -> int:
-    """Return in how many whole seconds a budget has what is missing."""
+    """Return the number of whole seconds until a budget has refilled by `missing`."""
     return max(1, math.ceil(missing * WINDOW_S / per_minute))

@@ -1,4 +1,4 @@
-"""The names of vLLM's modules, and the module of octavo that defines each of them: for scripts and for plugins."""
+"""The names of vLLM's modules and the octavo modules that define them, for scripts and plugins."""
 
 _HERE = "octavo.compat.vllm."
 _PLUGINS = "octavo.frontend.plugins."
@@ -10,7 +10,7 @@ _POOLING_OUTPUTS = (
 )
 
 _ROWS = (
-    # vLLM's modules; where the names are defined; the names, `theirs=ours` if they differ
+    # Columns: vLLM's modules; the defining octavo module; the names, `theirs=ours` if they differ.
     ("vllm vllm.entrypoints.llm", "llm", "LLM"),
     ("vllm vllm.engine.arg_utils", "engine_args", "EngineArgs AsyncEngineArgs"),
     ("vllm vllm.engine.llm_engine vllm.v1.engine.llm_engine", "llm_engine", "LLMEngine"),
@@ -79,7 +79,7 @@ _PROTOCOLS = (
 _CHAT = "vllm.entrypoints.chat_utils vllm.renderers.chat_utils"
 
 _PLUGIN_ROWS = (
-    # what parsers import, under the names of all releases since 0.8
+    # Names that parsers import, for all vLLM releases since 0.8.
     (f"{_PROTOCOLS} {_ABOUT_TOOLS} {_ABOUT_REASONING}", f"{_PLUGINS}vllm_types", _TYPES),
     (f"{_OF_TOOLS} {_ABOUT_TOOLS}", f"{_PLUGINS}vllm_api", _TOOLS),
     (
@@ -108,7 +108,7 @@ def _read(rows: tuple[tuple[str, str, str], ...]) -> dict[str, dict[str, tuple[s
 
 
 NAMES = _read(_ROWS + _PLUGIN_ROWS)
-"""By vLLM's module: each of its names, with the module that defines it and its name there."""
+"""For each of vLLM's modules: its names, each with the defining module and the name there."""
 
 NAMES["vllm.version"] = {name: (_HERE.rstrip("."), name) for name in ("__version__", "__version_tuple__")}
 NAMES["vllm.envs"] = {}

@@ -11,12 +11,12 @@ from octavo.protocol.pooling_params import PoolingParams
 
 
 class PoolingLLM(LLM):
-    """octavo's `LLM`, whose methods for pooling have vLLM's arguments and results."""
+    """octavo's `LLM`, with vLLM's arguments and results for pooling."""
 
     def encode(
         self, prompts: Any, pooling_params: Any = None, *, tokenization_kwargs: Any = None, **options: Any
     ) -> list[Any]:
-        """Return what the model computes of each prompt, as tensors; see octavo's `LLM.encode`."""
+        """Return the result of each prompt as tensors; see octavo's `LLM.encode`."""
         import torch
 
         found = super().encode(prompts, self._truncating(pooling_params, tokenization_kwargs), **options)
@@ -28,7 +28,7 @@ class PoolingLLM(LLM):
     def embed(
         self, prompts: Any, *, pooling_params: Any = None, tokenization_kwargs: Any = None, **options: Any
     ) -> Any:
-        """Return a vector for each prompt; see octavo's `LLM.embed`."""
+        """Return an embedding vector for each prompt; see octavo's `LLM.embed`."""
         return super().embed(prompts, pooling_params=self._truncating(pooling_params, tokenization_kwargs), **options)
 
     def classify(
@@ -55,7 +55,7 @@ class PoolingLLM(LLM):
         )
 
     def _truncating(self, params: Any, options: dict[str, Any] | None) -> Any:
-        """Return pooling parameters with the limits of `tokenization_kwargs`."""
+        """Return pooling parameters with the limits of `tokenization_kwargs` applied."""
         tokenization = Tokenization.of(options)
         if not tokenization.adds_special_tokens:
             raise InvalidRequestError(

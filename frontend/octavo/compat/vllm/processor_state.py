@@ -1,4 +1,4 @@
-"""`process_dict_updates`: keeps what a logits processor knows of each request, by its index in the batch."""
+"""`process_dict_updates`: maintains a logits processor's state of each request, by its index in the batch."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,12 +14,13 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], T | None],
 ) -> bool:
-    """Apply the changes of a batch to the states of its requests, and return whether one has changed.
+    """Apply the changes of a batch to the states of its requests; return whether a state has changed.
 
     Args:
         states: by index in the batch; changed in place.
-        batch_update: None: nothing has changed.
-        new_state: returns the state of a new request: of its parameters, prompt and output tokens. None: it has none.
+        batch_update: `None` if nothing has changed.
+        new_state: returns the state of a new request, given its parameters, prompt and output tokens; `None` for no
+            state.
     """
     if batch_update is None:
         return False

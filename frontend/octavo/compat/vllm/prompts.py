@@ -1,4 +1,4 @@
-"""Prompts in vLLM's forms: tokenizes and truncates them."""
+"""Prompts in vLLM's forms: tokenization and truncation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TokensPrompt(TypedDict):
 
 
 class EmbedsPrompt(TypedDict):
-    """Rows of numbers: a tensor of shape [tokens, hidden size]."""
+    """Prompt embeddings: a tensor of shape (tokens, hidden size)."""
 
     prompt_embeds: Any
     cache_salt: NotRequired[str]
@@ -44,7 +44,7 @@ def as_dict(prompt: Any) -> dict[str, Any]:
     """Return a prompt as a dict.
 
     Raises:
-        InvalidRequestError: it has a member that octavo does not know.
+        InvalidRequestError: it has a key that octavo does not know.
     """
     if isinstance(prompt, str):
         return {"prompt": prompt}
@@ -61,7 +61,7 @@ def as_dict(prompt: Any) -> dict[str, Any]:
 
 
 def with_kwargs(client: "AsyncClient", prompts: Sequence[Any], kwargs: dict[str, Any] | None) -> list[Any]:
-    """Return prompts whose images are processed with further arguments; those of a prompt come first.
+    """Add arguments of the media processor to prompts; a prompt's own arguments take precedence.
 
     Raises:
         InvalidRequestError: the model reads text only.
@@ -79,7 +79,7 @@ def with_kwargs(client: "AsyncClient", prompts: Sequence[Any], kwargs: dict[str,
 
 
 def with_text(prompt: Any, text: str | None) -> Any:
-    """Return a prompt of token ids with the text that outputs show; prompts of other forms have theirs."""
+    """Add the text that outputs show to a prompt of token ids; prompts of other forms have their own."""
     if text is None or isinstance(prompt, str | dict):
         return prompt
     return {"prompt_token_ids": list(prompt), "prompt": text}
@@ -116,20 +116,20 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """vLLM's `tokenization_kwargs`."""
+    """vLLM's `tokenization_kwargs`, parsed."""
 
     max_tokens: int | None
-    """Longer prompts are truncated; -1: to the length that the engine takes; None: none is truncated."""
+    """Longer prompts are truncated to this length. -1: to the engine's limit; `None`: no truncation."""
     side: Literal["left", "right"] | None
-    """The side on which tokens are left out; None: the tokenizer's."""
+    """Side on which tokens are removed. `None`: the tokenizer's default."""
     adds_special_tokens: bool
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> "Tokenization":
-        """Return the meaning of the options.
+        """Parse the options.
 
         Raises:
-            InvalidRequestError: octavo does not have an option, or its value is invalid.
+            InvalidRequestError: an option is not supported, or its value is invalid.
         """
         given = dict(options or {})
         limit, max_length = given.pop("truncate_prompt_tokens", None), given.pop("max_length", None)
@@ -148,7 +148,7 @@ class Tokenization:
         return cls(limit if limit is None else max(limit, -1), side, bool(adds_special_tokens))
 
     def side_for(self, client: "AsyncClient") -> Literal["left", "right"]:
-        """Return the side on which tokens are left out; transformers reads the tokenizer's from the same file."""
+        """Return the side on which tokens are removed; transformers reads the default from the same file."""
         path = client.config.model.tokenizer_path
         if self.side is None and path is not None:
             settings = read_json(Path(path) / "tokenizer_config.json")
@@ -156,7 +156,7 @@ class Tokenization:
         return self.side or "right"
 
     def truncated(self, token_ids: Sequence[int], client: "AsyncClient") -> list[int]:
-        """Return the tokens that are kept."""
+        """Return the tokens that remain."""
         limit = client.facts.max_model_len - 1 if self.max_tokens == -1 else self.max_tokens
         if limit is None or len(token_ids) <= limit:
             return list(token_ids)

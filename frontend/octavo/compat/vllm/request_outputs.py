@@ -1,4 +1,4 @@
-"""vLLM's outputs: `finished()` is a method, arguments have its order, logprobs may be flat."""
+"""vLLM's outputs: `finished()` is a method, arguments have vLLM's order, logprobs may be flat."""
 
 import time
 from collections.abc import Iterable, Iterator, MutableSequence
@@ -17,13 +17,13 @@ __all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestOutput", "Requ
 
 @dataclass
 class FlatLogprobs(MutableSequence["PositionLogprobs | None"]):
-    """Logprobs of several positions in flat lists, which the garbage collector passes quickly.
+    """Logprobs of several positions in flat lists, which are cheap for the garbage collector.
 
-    Reads as a list of dicts; a position without logprobs is an empty dict. Positions can only be added.
+    Reads like a list of dicts; a position without logprobs is an empty dict. Positions can only be appended.
     """
 
     start_indices: list[int] = field(default_factory=list)
-    """Of each position: the index of its first entry in the other lists."""
+    """For each position: index of its first entry in the other lists."""
     end_indices: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -32,7 +32,7 @@ class FlatLogprobs(MutableSequence["PositionLogprobs | None"]):
 
     @classmethod
     def of(cls, positions: Iterable[PositionLogprobs | None]) -> "FlatLogprobs":
-        """Return logprobs in this form."""
+        """Convert logprobs to this form."""
         flat = cls()
         flat.extend(positions)
         return flat
@@ -95,7 +95,7 @@ class CompletionOutput:
     logprobs: Any
     """`list[dict[int, Logprob]]`, or `FlatLogprobs`."""
     routed_experts: Any = None
-    """Always None."""
+    """Always `None`."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
@@ -108,7 +108,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestStateStats:
-    """When a request did what. Times are seconds of the engine's monotonic clock, but for `arrival_time`."""
+    """Times of a request's events, in seconds on the engine's monotonic clock, except `arrival_time`."""
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
@@ -141,14 +141,14 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     num_cache_creation_tokens: int | None = None
     prompt_token_id_logprobs: Any = None
-    """Array of float32, a row for each of `prompt_logprob_token_ids`."""
+    """Array of float32, with one row per entry of `prompt_logprob_token_ids`."""
     kv_transfer_params: dict[str, Any] | None = None
 
 
 def request_output(
     output: OwnRequestOutput, *, is_flat: bool = False, lora_request: LoRARequest | None = None
 ) -> RequestOutput:
-    """Return an output of octavo as vLLM's class.
+    """Convert an output of octavo to vLLM's class.
 
     Args:
         output: of octavo.
@@ -195,7 +195,7 @@ def _metrics(output: OwnRequestOutput) -> RequestStateStats | None:
     return RequestStateStats(
         num_generation_tokens=sum(len(one.token_ids) for one in output.outputs),
         num_preemptions=output.num_preemptions,
-        # The core has the same clock: both processes run on this machine.
+        # The core's clock is the same: both processes run on this machine.
         arrival_time=time.time() - (time.monotonic() - times.queued),
         queued_ts=times.queued,
         scheduled_ts=times.scheduled,

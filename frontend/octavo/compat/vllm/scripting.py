@@ -1,4 +1,4 @@
-"""What scripts take from vLLM's modules of small functions."""
+"""Small functions and classes that scripts import from vLLM's modules."""
 
 import gc
 import platform
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def get_ip() -> str:
-    """Return the address of this machine by which others reach it; 127.0.0.1 if there is none."""
+    """Return the address at which other machines reach this one; 127.0.0.1 if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a reserved address; no packet is sent
@@ -20,14 +20,14 @@ def get_ip() -> str:
 
 
 def get_open_port() -> int:
-    """Return a port of this machine that is free now."""
+    """Return a port of this machine that is currently free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class Counter:
-    """Counts up from a start: `next(counter)`."""
+    """Counts up from a start value: `next(counter)`."""
 
     def __init__(self, start: int = 0) -> None:
         self.counter = start
@@ -37,18 +37,18 @@ class Counter:
         return self.counter - 1
 
     def reset(self) -> None:
-        """Begin at 0 again."""
+        """Restart at 0."""
         self.counter = 0
 
 
 def print_embeddings(embeds: Sequence[Any], prefix: str = "Embeddings") -> None:
-    """Print the beginning of a vector and its length."""
+    """Print the beginning and the length of a vector."""
     shown = f"{str(list(embeds[:4]))[:-1]}, ...]" if len(embeds) > 4 else str(list(embeds))
     print(f"{prefix}: {shown} (size={len(embeds)})")  # noqa: T201
 
 
 def set_ulimit(target_soft_limit: int = 65535) -> None:
-    """Raise the limit of open files, as far as the hard limit allows."""
+    """Raise the limit of open files as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = target_soft_limit if hard == resource.RLIM_INFINITY else min(target_soft_limit, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -56,13 +56,13 @@ def set_ulimit(target_soft_limit: int = 65535) -> None:
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Collect garbage, so that an `LLM` without references ends its processes now."""
+    """Collect garbage, so that an unreferenced `LLM` stops its processes now."""
     del shutdown_ray
     gc.collect()
 
 
 class UsageContext(StrEnum):
-    """What an engine is used for. Without effect: octavo reports no usage."""
+    """Purpose of an engine. Ignored: octavo reports no usage."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"
@@ -84,7 +84,7 @@ class _Platform:
 
     @property
     def device_name(self) -> str:
-        """Name of the processor."""
+        """Name of the CPU."""
         return platform.processor() or platform.machine()
 
     def is_cuda(self) -> bool:

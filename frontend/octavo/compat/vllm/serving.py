@@ -1,4 +1,4 @@
-"""What vLLM's demonstration of an API server takes from its own server."""
+"""The parts of vLLM's server that vLLM's demo API server imports."""
 
 import asyncio
 import functools
@@ -15,12 +15,12 @@ async def serve_http(
 
     Args:
         app: the application.
-        sock: a socket that listens already; None: one is made for `host` and `port` in `options`.
-        enable_ssl_refresh: must be False.
+        sock: a listening socket. `None`: a socket is created for `host` and `port` of `options`.
+        enable_ssl_refresh: must be `False`.
         options: of uvicorn.
 
     Returns:
-        What is left to wait for.
+        An awaitable for the remaining shutdown work.
     """
     if enable_ssl_refresh:
         raise NotImplementedError("enable_ssl_refresh: restart the server to load new certificates")
@@ -32,7 +32,7 @@ async def serve_http(
 def with_cancellation(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Return a handler that is cancelled when its client disconnects.
 
-    The request is the second positional argument or `raw_request`, and its body has been read.
+    The request must be the second positional argument or `raw_request`, and its body must have been read.
     """
 
     @functools.wraps(handler)

@@ -1,4 +1,4 @@
-"""Tokenizers of transformers, which is what vLLM gives to scripts."""
+"""Tokenizers of transformers, which vLLM's API returns to scripts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def as_transformers(own: "Tokenizer") -> PreTrainedTokenizerBase:
-    """Return the tokenizer of an engine, with the methods of transformers: `__call__`, `apply_chat_template`, ..."""
+    """Return the tokenizer of an engine as a tokenizer of transformers: `__call__`, `apply_chat_template`, ..."""
     named = {name: text for name, text in own.special_tokens.items() if name.endswith("_token")}
     found = PreTrainedTokenizerFast(
         tokenizer_object=own.fast, model_input_names=["input_ids", "attention_mask"], **named
@@ -19,6 +19,6 @@ def as_transformers(own: "Tokenizer") -> PreTrainedTokenizerBase:
 
 
 def get_tokenizer(tokenizer_name: str, **options: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a directory or hub id."""
+    """Return the tokenizer in a directory or with a hub id."""
     options.pop("tokenizer_mode", None)
     return AutoTokenizer.from_pretrained(tokenizer_name, **options)
