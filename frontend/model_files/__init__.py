@@ -1,4 +1,4 @@
-"""A model's files: locating them, reading their metadata, and converting GGUF metadata to Hugging Face format."""
+"""A model's files: locates them, reads their metadata, and converts GGUF metadata to Hugging Face format."""
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.model_files.locate import locate_model

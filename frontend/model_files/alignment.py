@@ -1,4 +1,4 @@
-"""Which heads of a checkpoint's cross-attention follow the sound, so that they tell when a token is spoken."""
+"""Finds the cross-attention heads of a checkpoint that follow the audio, and so tell when a token is spoken."""
 
 from pathlib import Path
 
@@ -6,15 +6,16 @@ from octavo.frontend.model_files.json_file import read_json
 
 
 def alignment_heads(home: Path) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a layer and a head, as `generation_config.json` names them.
+    """Return (layer, head) pairs from `generation_config.json`.
 
-    (): it names none, or the decoder does not have all of them, as in distilled models with the file of their teacher.
+    Empty if it names none, or if the decoder does not have all of them, as in distilled models with their teacher's
+    file.
 
     Args:
         home: directory of the checkpoint.
 
     Raises:
-        ConfigError: one of its files does not hold a JSON object.
+        ConfigError: a file does not hold a JSON object.
     """
     found, sizes = (read_json(home / name) for name in ("generation_config.json", "config.json"))
     heads = tuple(tuple(pair) if isinstance(pair, list) else () for pair in found.get("alignment_heads") or ())

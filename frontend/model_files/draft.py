@@ -1,4 +1,4 @@
-"""Whether a draft model has the tokens of the model that it drafts for."""
+"""Checks that a draft model has the same tokens as the model that it drafts for."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from octavo.protocol.errors import ConfigError
 def check_draft_vocabulary(facts: ModelFacts, draft: ModelFacts) -> None:
     """Compare the vocabularies of two models, if both have a tokenizer.json.
 
-    Tokens that were added to one of them, such as those of a chat template, may differ.
+    Added tokens, such as those of a chat template, may differ.
 
     Raises:
         ConfigError: a token has another id in the draft model.
@@ -31,8 +31,8 @@ def check_draft_vocabulary(facts: ModelFacts, draft: ModelFacts) -> None:
 
 
 def _read_vocabulary(home: str) -> Mapping[str, int]:
-    """Return the ids of the tokens that are not added; {}: there is no such file."""
+    """Return the ids of the tokens that are not added ones. `{}` if there is no tokenizer.json."""
     vocabulary: Any = read_json(Path(home) / "tokenizer.json").get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, list):  # with their scores
+    if isinstance(vocabulary, list):  # tokens with scores
         return {token: token_id for token_id, (token, *_) in enumerate(vocabulary)}
     return dict(vocabulary)

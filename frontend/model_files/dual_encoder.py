@@ -1,4 +1,4 @@
-"""`CLIPModel` and `SiglipModel`: the text model's part of `config.json`, and the facts of the images."""
+"""`CLIPModel` and `SiglipModel`: splits `config.json` into the text model's part and the facts of the images."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ _SIGLIP_TEXT: dict[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-"""What `transformers` leaves out of files."""
+"""Values that `transformers` omits from files."""
 _OF_ALL = ("dtype", "torch_dtype")
 _NOT_OF_TEXT = {"projection_dim", "projection_size", "architectures"}
 
@@ -41,7 +41,7 @@ def split_dual_encoder(
     """Return the configuration of the text model, and the facts of its images.
 
     Raises:
-        ConfigError: a section or a size is missing, or a setting cannot go with it.
+        ConfigError: a section or a size is missing, or a setting does not apply to such a model.
     """
     if config.model_impl == "transformers":
         raise ConfigError(f"--model-impl transformers: {architecture} reads images", phase=PHASE, hint="leave it out")
@@ -72,7 +72,7 @@ def split_dual_encoder(
 
 
 def _section(hf_config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a section without nulls; older files of CLIP say some of it in `text_config_dict` and the like."""
+    """Return a section without nulls; older CLIP files have parts of it in `text_config_dict` and similar keys."""
     section, older = hf_config.get(name) or {}, hf_config.get(f"{name}_dict") or {}
     if not isinstance(section, dict) or not isinstance(older, dict):
         raise ConfigError(f"config.json: {name} is not an object", phase=PHASE)

@@ -1,7 +1,7 @@
-"""`read_model_facts`: everything the other processes need to know about a model, from its files alone.
+"""`read_model_facts`: everything that the other processes need to know about a model, from its files alone.
 
-Reads only JSON, because importing `transformers` would slow every start. The worker checks that the architecture is
-supported.
+Reads only JSON, because importing `transformers` would slow down every start. The worker checks that the architecture
+is supported.
 """
 
 import re
@@ -26,13 +26,13 @@ from octavo.protocol.weight_files import LAYOUTS, has_weights
 
 PHASE = "reading the model's files"
 PARAMS = "params.json"
-"""The configuration in Mistral's own format."""
+"""Configuration file of Mistral's own format."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Of AutoGPTQ, AutoAWQ and ModelOpt, whose older checkpoints do not name their method in config.json."""
+"""Files of AutoGPTQ, AutoAWQ and ModelOpt, whose older checkpoints do not name their method in config.json."""
 UNLIMITED_POSITIONS = 131072
-"""The limit of models without any. Each slot of a batch has a list of as many token ids, in virtual memory."""
+"""Limit for models without one. Each slot of a batch has a list of this many token ids, in virtual memory."""
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"}
 _SAMPLING_DEFAULTS = {
     "temperature": "temperature",
@@ -42,7 +42,7 @@ _SAMPLING_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Sampling parameters in generation_config.json, mapped to the names in `SamplingParams`."""
+"""Keys of sampling parameters in generation_config.json, mapped to names in `SamplingParams`."""
 
 
 def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
@@ -77,7 +77,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         num_layers=_positive(
             hf_config,
             *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-            default=len(hf_config.get("layers_block_type") or ()),  # of Nemotron-H, as transformers 5 writes it
+            default=len(hf_config.get("layers_block_type") or ()),  # key of Nemotron-H, as written by transformers 5
         ),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(hf_config, num_heads),
@@ -102,7 +102,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
 
 
 def read_head_facts(config: EngineConfig, facts: ModelFacts, env: Env) -> ModelFacts | None:
-    """Read the files of the draft model or head that workers draft with for a model; None: they draft with none.
+    """Read the files of the draft model or head that the workers draft with. `None` if they do not use one.
 
     Raises:
         ConfigError: a setting or a file is invalid, or a draft model has other tokens than the model.
@@ -167,7 +167,7 @@ def _config_format(config: ModelConfig, home: Path) -> str:
 
 
 def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
-    """Return the directory for `--tokenizer`, which may also name a GGUF file with a tokenizer."""
+    """Return the directory for `--tokenizer`, which may also name a GGUF file that contains a tokenizer."""
     path = locate_tokenizer(config, env)
     return convert_gguf(path, env) if path and path.is_file() else path
 
@@ -190,7 +190,7 @@ def _overrides(name: str, overrides: Mapping[str, Any] | str | None) -> dict[str
     """Return the value of a setting that is JSON text or an object.
 
     Raises:
-        ConfigError: it is not a JSON object.
+        ConfigError: the value is not a JSON object.
     """
     if not isinstance(overrides, str):
         return dict(overrides or {})
@@ -204,7 +204,7 @@ def _overrides(name: str, overrides: Mapping[str, Any] | str | None) -> dict[str
 
 
 def _read_generation_config(config: ModelConfig, home: Path) -> dict[str, Any]:
-    """Return the generation_config.json with the default sampling parameters."""
+    """Return the generation_config.json that contains the default sampling parameters."""
     match config.generation_config:
         case "vllm":
             return {}
@@ -240,7 +240,7 @@ def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None
 
 
 def _num_kv_heads(hf_config: dict[str, Any], num_heads: int) -> int:
-    """Return the heads of keys and values; Falcon's have keys of their own."""
+    """Return the number of heads of keys and values; Falcon has keys of its own for it."""
     if hf_config.get("model_type") == "falcon":
         if hf_config.get("new_decoder_architecture"):
             return _positive(hf_config, "num_kv_heads", default=num_heads)
@@ -250,7 +250,7 @@ def _num_kv_heads(hf_config: dict[str, Any], num_heads: int) -> int:
 
 def _max_positions(hf_config: dict[str, Any]) -> int:
     """Return the number of positions. With YaRN, the limit in the file may not include the scaling."""
-    # Positions of these are not limited by their weights. BLOOM and Falcon were trained with as many.
+    # The weights of these models do not limit positions. BLOOM and Falcon were trained with this many.
     default = {"bloom": 2048, "falcon": 2048, "mamba2": UNLIMITED_POSITIONS}.get(hf_config.get("model_type", ""))
     names = "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
     limit = _positive(hf_config, *names, default=default)
@@ -259,13 +259,13 @@ def _max_positions(hf_config: dict[str, Any]) -> int:
         original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
         if isinstance(original, int) and isinstance(factor, int | float):
             return max(limit, int(original * factor))
-    if hf_config.get("model_type") in _OFFSET_POSITIONS:  # the first position is the one after that of padding
+    if hf_config.get("model_type") in _OFFSET_POSITIONS:  # the first position follows that of padding
         return limit - 1 - int(hf_config.get("pad_token_id") or 1)
     return limit
 
 
 def _quantization_config(hf_config: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Return how the weights are quantized, as the key of config.json: older checkpoints say it elsewhere."""
+    """Return the quantization of the weights in the form of config.json's key; older checkpoints have it elsewhere."""
     if section := hf_config.get("quantization_config"):
         if isinstance(section, dict) and "quant_method" not in section and section.get("quant_library") == "modelopt":
             return {"quantization_config": {"quant_method": "modelopt", **section}}
@@ -298,7 +298,7 @@ def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
 
 
 def _eos_token_ids(generation: dict[str, Any], hf_config: dict[str, Any]) -> list[int]:
-    """Return the tokens that end a generation: an integer or a list in either file."""
+    """Return the tokens that end a generation: an integer or a list, in either file."""
     found = generation.get("eos_token_id")
     if found is None:
         found = hf_config.get("eos_token_id")

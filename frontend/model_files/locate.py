@@ -37,12 +37,12 @@ _SENTENCE_FILES = [
     "[0-9]_*/model.safetensors",
     "[0-9]_*/pytorch_model.bin",
 ]
-"""Of Sentence Transformers: how hidden states become vectors."""
+"""Files of Sentence Transformers, which describe how hidden states become vectors."""
 _MODEL_FILES = ["config.json", "params.json", "generation_config.json", *_SENTENCE_FILES, *_TOKENIZER_FILES]
 
 
 _ADAPTER_PARTS = [[CONFIG_FILE], WEIGHT_FILES]
-"""An adapter has one file of each of these."""
+"""An adapter has one file from each of these lists."""
 _ADAPTER_FILES = [CONFIG_FILE, *WEIGHT_FILES]
 
 
@@ -51,16 +51,16 @@ class _Hub:
     """A hub repository and its download settings."""
 
     kind: str
-    """What it should hold, for errors."""
+    """What it should contain ("model" or "adapter"), for errors."""
     name: str
     revision: str | None
     cache_dir: str | None
-    """None: the hub library's default."""
+    """`None`: the hub library's default."""
     token: str | None
-    """None: the token of `hf auth login`."""
+    """`None`: the token of `hf auth login`."""
 
     def snapshot(self, load_format: str | None, patterns: list[str], *, local_files_only: bool = False) -> str:
-        """Return the local directory with the repository's files that match `patterns`, and weights of a format."""
+        """Return the local directory with the repository's files that match `patterns`, and its weights."""
         from huggingface_hub import snapshot_download
 
         layout = LAYOUTS[load_format] if load_format else None
@@ -93,7 +93,7 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
 
 
 def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
-    """Return the directory of `--tokenizer`, or None to use the model's own tokenizer.
+    """Return the directory of `--tokenizer`. `None` if the model's own tokenizer is used.
 
     Blocks until: a download has finished.
 
@@ -112,9 +112,9 @@ def locate_adapter(name: str, download_dir: str | None, env: Env) -> Path:
     Blocks until: the download, if any, has finished.
 
     Args:
-        name: a path, or the hub id of an adapter, which `@` and a revision may follow.
-        download_dir: for downloads; None: the hub's own cache.
-        env: whether downloads are forbidden.
+        name: a path, or the hub id of an adapter, optionally followed by `@` and a revision.
+        download_dir: for downloads. `None`: the hub's own cache.
+        env: says whether downloads are forbidden.
 
     Raises:
         ConfigError: it does not exist, or cannot be downloaded; the hint says what to do.
@@ -138,7 +138,7 @@ def _locate(
     formats: Sequence[str | None],
     patterns: list[str],
 ) -> Path:
-    """Return the directory; `formats`: of weights, of which the first that the repository has is needed."""
+    """Return the directory. `formats`: of weights; the first format that the repository has is required."""
     path = Path(name).expanduser()
     if path.exists():
         return path.resolve()
@@ -149,7 +149,7 @@ def _locate(
 
 
 def _the_only_gguf(directory: Path) -> Path | None:
-    """Return the .gguf file of a directory without other model files, or one of its parts."""
+    """Return the .gguf file, or one part of it, of a directory without other model files."""
     if not directory.is_dir() or (directory / "config.json").is_file():
         return None
     files = sorted(directory.glob("*.gguf"))
@@ -160,7 +160,7 @@ def _the_only_gguf(directory: Path) -> Path | None:
 
 
 def _cached(hub: _Hub, formats: Sequence[str | None], patterns: list[str]) -> Path | None:
-    """Return the files' directory in the hub cache, or None if some are missing."""
+    """Return the files' directory in the hub cache. `None` if some are missing."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:

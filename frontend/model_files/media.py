@@ -1,4 +1,4 @@
-"""Models that read media: their language model's part of `config.json`, and what else the other processes need."""
+"""Models that read media: splits `config.json` into the language model's part and the facts for the other processes."""
 
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,18 @@ ARCHITECTURES = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
 )
-"""Those whose vision towers octavo has."""
+"""Architectures whose vision towers octavo implements."""
 VIDEO_ARCHITECTURES = tuple(name for name in ARCHITECTURES if name.startswith(("Qwen", "LlavaOnevision", "SmolVLM")))
-"""Those among them that read videos too."""
+"""Those of them that read videos, too."""
 AUDIO_ARCHITECTURES = (
     "Qwen2AudioForConditionalGeneration",
     "VoxtralForConditionalGeneration",
     "Phi4MultimodalForCausalLM",
 )
-"""Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
+"""Architectures whose audio encoders octavo implements, and whose audio clips become rows of prompts."""
 _PALIGEMMA = "PaliGemmaForConditionalGeneration"
 RETRIEVERS = {"ColPaliForRetrieval": _PALIGEMMA, "ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration"}
-"""Those with a vector for each token of texts and images, and the model inside of each."""
+"""Architectures with a vector for each token of texts and images, and the model that each of them contains."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""
 
@@ -61,7 +61,7 @@ _TEXT_ARCHITECTURES = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
-"""By the `model_type` of the language model."""
+"""Architecture by the `model_type` of the language model."""
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma": {
         "hidden_size": 2048,
@@ -135,20 +135,20 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
     },
 }
-"""What `transformers` leaves out of files: sizes that are the defaults of the language model's class."""
+"""Values that `transformers` omits from files: sizes that are the defaults of the language model's class."""
 _ADAPTERS: dict[Kind, str] = {"image": "vision-lora", "audio": "speech-lora"}
-"""Folders of Phi-4-multimodal beside its weights; a prompt with images and sounds has the adapter of images."""
+"""Folders of Phi-4-multimodal's adapters, next to its weights; prompts with both media use that of images."""
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
-"""Keys of the whole model that its language model has too."""
+"""Keys of the complete model that also apply to its language model."""
 _NOT_OF_TEXT = {
     *("_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_resampler"),
     *("qk_layer_norms", "vision_config", "num_image_tokens"),
 }
-"""Keys of `text_config` in files of SmolVLM that change nothing there."""
+"""Keys of `text_config` in SmolVLM files that have no effect there."""
 
 
 _FLAT_KINDS = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text", "phi4_multimodal": "phi3"}
-"""Models whose published files have the keys of the language model beside `vision_config`, and its `model_type`."""
+"""Models whose files have the language model's keys next to `vision_config`, and the language model's `model_type`."""
 
 
 def _flat_text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
@@ -160,12 +160,12 @@ def _flat_text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
 def split_config(
     hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig, *, is_inside: bool = False
 ) -> tuple[dict[str, Any], str, MediaFacts | None]:
-    """Return the configuration and the architecture of the language model, and the facts of media; None: it has none.
+    """Return the language model's configuration and architecture, and the facts of media (`None` for a text model).
 
     `is_inside`: the model is a part of a retriever.
 
     Raises:
-        ConfigError: the model reads media, and it, or its language model, is not supported.
+        ConfigError: the model reads media, and the model or its language model is not supported.
     """
     if architecture in SPEECH_ARCHITECTURES:
         return _split_speech(hf_config, architecture, home, config)
@@ -195,11 +195,11 @@ def split_config(
     own = {**defaults, **given}
     own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
     if kind == "mistral" and ("sliding_window" in text or architecture == "Mistral3ForConditionalGeneration"):
-        own["sliding_window"] = text.get("sliding_window")  # null means none, a missing key the default of Mistral 7B
-    if kind.startswith("qwen3_vl"):  # files may leave out what is always so
+        own["sliding_window"] = text.get("sliding_window")  # null means none; a missing key, Mistral 7B's default
+    if kind.startswith("qwen3_vl"):  # files may omit what is always true
         key = "rope_parameters" if "rope_parameters" in own else "rope_scaling"
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
-    if kind == "gemma":  # PaliGemma's prompts, and there are no answers
+    if kind == "gemma":  # paliGemma: all tokens belong to the prompt, which attends in both directions
         own["use_bidirectional_attention"] = True
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True
@@ -219,10 +219,10 @@ def split_config(
 def _split_retriever(
     hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
 ) -> tuple[dict[str, Any], str, MediaFacts | None]:
-    """Return the configuration of a model that reads images and has a vector for each token.
+    """Return the configuration of a model that reads images and computes a vector for each token.
 
     Raises:
-        ConfigError: a section or a size is missing, or the model inside of it is not supported.
+        ConfigError: a section or a size is missing, or the contained model is not supported.
     """
     inner, width = hf_config.get("vlm_config"), hf_config.get("embedding_dim", 128)
     if not isinstance(inner, dict) or type(width) is not int or width < 1:
@@ -249,7 +249,7 @@ def _kinds(architecture: str, hf_config: dict[str, Any]) -> list[Kind]:
 
 
 def _reject_model(architecture: str, config: ModelConfig, *, is_inside: bool) -> None:
-    """Raise ConfigError for models that octavo has no encoder for, and for settings that no such model goes with."""
+    """Raise `ConfigError` for models without an encoder in octavo, and for settings that no such model supports."""
     if architecture not in (*ARCHITECTURES, *AUDIO_ARCHITECTURES) and not is_inside:
         raise ConfigError(
             f"{architecture} reads images or audio, and octavo has no encoder for it",
@@ -262,16 +262,16 @@ def _reject_model(architecture: str, config: ModelConfig, *, is_inside: bool) ->
 
 
 def _reject_unsupported(text: dict[str, Any], architecture: str) -> None:
-    """Raise ConfigError for what an architecture may have and octavo does not compute."""
+    """Raise `ConfigError` for variants of an architecture that octavo does not compute."""
     if text.get("qk_layer_norms") or text.get("use_resampler"):
         raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
 
 
 def _with_adapters(media: MediaFacts, home: Path) -> MediaFacts:
-    """Return facts with the adapters that the model's files have for media.
+    """Return facts with the adapters for media in the model's files.
 
     Raises:
-        ConfigError: one is not an adapter that octavo serves.
+        ConfigError: an adapter cannot be served.
     """
     if media.architecture != "Phi4MultimodalForCausalLM":
         return media
@@ -285,7 +285,7 @@ def _with_adapters(media: MediaFacts, home: Path) -> MediaFacts:
 
 
 def _token_id(hf_config: dict[str, Any], kind: Kind, vocab_size: int) -> int:
-    """Return the placeholder of the rows of media.
+    """Return the placeholder token of a row of media.
 
     Raises:
         ConfigError: the file names none.
@@ -310,17 +310,17 @@ def _has_any_size(hf_config: dict[str, Any], architecture: str) -> bool:
 
 
 def _num_deeper(hf_config: dict[str, Any]) -> int:
-    """Return how many rows of the tower of Qwen3-VL come beside each row of an image."""
+    """Return the number of intermediate tower outputs (DeepStack) that accompany each row of an image in Qwen3-VL."""
     return len(hf_config["vision_config"].get("deepstack_visual_indexes", [8, 16, 24]))
 
 
 def _split_speech(
     hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
 ) -> tuple[dict[str, Any], str, MediaFacts]:
-    """Return the configuration of a decoder that attends to audio, in the keys of decoders.
+    """Return the configuration of a decoder that attends to audio, with the keys of decoders.
 
     Raises:
-        ConfigError: a size is missing, or a setting cannot go with it.
+        ConfigError: a size is missing, or a setting does not apply to such a model.
     """
     if config.model_impl == "transformers" or config.runner == "pooling":
         setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"

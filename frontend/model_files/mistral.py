@@ -1,4 +1,4 @@
-"""`params.json` of Mistral's own format to `config.json`.
+"""Converts `params.json` of Mistral's own format to `config.json`.
 
 Source: the arguments of the model in the public `mistral-inference` package.
 """
@@ -17,20 +17,20 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
 }
-"""Of keys that every file has."""
+"""Names of the keys that every file has."""
 _OPTIONAL = {"head_dim": "head_dim", "n_kv_heads": "num_key_value_heads"}
 _HARMLESS = frozenset({"max_batch_size", "model_type", "causal", "use_biases"})
 _MAX_POSITIONS = 128_000
-"""If the file has none, as in vLLM."""
+"""Default if the file has no limit, as in vLLM."""
 _BOS, _EOS = 1, 2
-"""In every tokenizer of Mistral's format."""
+"""Token ids in every tokenizer of Mistral's format."""
 
 
 def hf_config(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the `config.json` of a Mistral or Mixtral.
+    """Return the `config.json` of a Mistral or Mixtral model.
 
     Raises:
-        ConfigError: a key is missing, or unknown.
+        ConfigError: a key is missing or unknown.
     """
     if missing := sorted(_NAMES.keys() - params.keys()):
         raise ConfigError(f"params.json has no {', '.join(missing)}", phase=PHASE)
@@ -59,7 +59,7 @@ def _theta(params: dict[str, Any]) -> float:
     if theta is not None:
         return float(theta)
     if params.get("sliding_window"):
-        return 10000.0  # of the first Mistral, whose file does not say it
+        return 10000.0  # value of the first Mistral, whose file does not contain it
     raise ConfigError(
         "params.json has no rope_theta", phase=PHASE, hint="""add it, for example "rope_theta": 1000000.0"""
     )

@@ -1,4 +1,4 @@
-"""`PoolerConfig`: the value of `--pooler-config`, with vLLM's names, those of older releases too."""
+"""`PoolerConfig`: the value of `--pooler-config`, with the field names of current and older vLLM releases."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
@@ -12,29 +12,29 @@ from octavo.protocol.pooling import PoolingTask, PoolingType
 _SEQUENCE_TYPES = ("cls", "last", "mean")
 _TOKEN_TYPES = ("all", "step")
 _NOT_SUPPORTED = ("logit_mean", "logit_sigma", "logit_bias", "logit_scale", "max_embed_len")
-"""Fields of vLLM's that must be null here."""
+"""Fields of vLLM that must be null here."""
 
 
 class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user decides instead of the model's files; None: what they say."""
+    """Settings that override the model's files. `None`: as the files say."""
 
     task: PoolingTask | None = None
-    """What requests get that do not name a task."""
+    """Task of requests that do not name one."""
     pooling_type: str | None = None
-    """Stands for the first of the next two that knows the type."""
+    """Applies to the first of the next two fields that supports the type."""
     seq_pooling_type: str | None = None
     tok_pooling_type: str | None = None
     use_activation: bool | None = None
     normalize: bool | None = None
-    """Older name of `use_activation`, as are the next two."""
+    """Older name of `use_activation`, like the next two fields."""
     activation: bool | None = None
     softmax: bool | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    """Of embeddings, unless a request says otherwise."""
+    """Length of embeddings, unless a request sets another one."""
     step_tag_id: Annotated[int, Meta(ge=0)] | None = None
     returned_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     enable_flash_late_interaction: bool = True
-    """Has no effect."""
+    """Ignored."""
     enable_chunked_processing: bool = False
     logit_mean: float | None = None
     logit_sigma: float | None = None
@@ -50,12 +50,12 @@ class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def sequence_pooling(self) -> PoolingType | None:
-        """The pooling of tasks with one result for a prompt."""
+        """Pooling of tasks with one result per prompt."""
         return cast(PoolingType | None, self._pooling(self.seq_pooling_type, _SEQUENCE_TYPES))
 
     @property
     def token_pooling(self) -> PoolingType | None:
-        """The pooling of tasks with one result for each token."""
+        """Pooling of tasks with one result per token."""
         return cast(PoolingType | None, self._pooling(self.tok_pooling_type, _TOKEN_TYPES))
 
     def _pooling(self, own: str | None, known: tuple[str, ...]) -> str | None:
@@ -64,10 +64,10 @@ class PoolerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def read_pooler_config(given: Mapping[str, Any] | str | None) -> PoolerConfig:
-    """Return the settings, checked.
+    """Parse and check the settings.
 
     Raises:
-        ConfigError: naming the field that is unknown, malformed or not supported.
+        ConfigError: a field is unknown, malformed or not supported; the message names it.
     """
     try:
         value = msgspec_json.decode(given) if isinstance(given, str) else dict(given or {})
@@ -94,7 +94,7 @@ def read_pooler_config(given: Mapping[str, Any] | str | None) -> PoolerConfig:
 
 
 def invalid_pooler_config(message: str) -> ConfigError:
-    """Return the error for a field that is wrong, alone or with this model."""
+    """Return the error for a field that is invalid, either in itself or for this model."""
     return ConfigError(
         f"pooler_config: {message}",
         phase="configuration",

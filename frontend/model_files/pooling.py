@@ -1,4 +1,4 @@
-"""`read_pooling_facts`: whether a model pools or generates, and how it pools, from its files and settings.
+"""`read_pooling_facts`: determines whether a model pools or generates, and how it pools, from its files and settings.
 
 The files are those of Sentence Transformers: `modules.json` and the folders that it names. The rules of `--runner`,
 `--convert` and `--pooler-config` are vLLM's.
@@ -25,11 +25,11 @@ _ENCODER = re.compile(
     "(Bert|Roberta|XLMRoberta|XLMRobertaXL|Camembert|DistilBert|Electra|MPNet|ModernBert|NomicBert|New|Gte|GteNew|"
     "EuroBert|JinaBert|Siglip)(Model|ForMaskedLM|ForPreTraining|EmbeddingModel|For(Sequence|Token)Classification)"
 )
-"""Architectures whose tokens attend to those after them."""
+"""Architectures whose tokens attend to later tokens."""
 _CLASSIFIER = re.compile(r"For\w*Classification|ClassificationModel|RewardModel")
 _LANGUAGE_MODEL = re.compile(r"LMHeadModel|ForCausalLM|ForConditionalGeneration")
 _RETRIEVER = "ForRetrieval"
-"""Ends the names of architectures that have a vector for each token."""
+"""Suffix of architectures that compute a vector for each token."""
 _POOLING_MODES: dict[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _SENTENCE_CONFIGS = (
     *("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"),
@@ -37,7 +37,7 @@ _SENTENCE_CONFIGS = (
     "sentence_xlnet_config.json",
 )
 PRM_STEP_TAG_ID = 151651
-"""<extra_0> of Qwen2.5-Math-PRM, whose files do not name it."""
+"""Token <extra_0> of Qwen2.5-Math-PRM, whose files do not name it."""
 
 
 class _Modules:
@@ -47,10 +47,10 @@ class _Modules:
         """Read `modules.json`.
 
         Raises:
-            ConfigError: a module is unknown, or they are in an order that is not supported.
+            ConfigError: a module is unknown, or the order of the modules is not supported.
         """
         self.pooling: Path | None = None
-        """The folder of the pooling module; None: there is none."""
+        """Folder of the pooling module. `None` if there is none."""
         self.dense: tuple[DenseLayer, ...] = ()
         self.has_normalize = False
         modules = _read_list(home / "modules.json")
@@ -82,14 +82,14 @@ def read_pooling_facts(
     tokenizer_path: str | None,
     is_gguf: bool,
 ) -> PoolingFacts | None:
-    """Return how a model computes vectors or scores; None: it generates tokens.
+    """Return how a model computes vectors or scores. `None` if it generates tokens.
 
     Args:
         config: with the runner, the conversion and the pooler's settings.
-        home: the folder of the model's files.
-        architecture: the class that `config.json` names.
+        home: folder of the model's files.
+        architecture: class that `config.json` names.
         hf_config: `config.json`.
-        tokenizer_path: the folder of the tokenizer; None: there is none.
+        tokenizer_path: folder of the tokenizer. `None` if there is none.
         is_gguf: whether the weights are in a GGUF file.
 
     Raises:
@@ -132,7 +132,7 @@ def _model_facts(
     pooler: PoolerConfig,
     modules: _Modules,
 ) -> PoolingFacts:
-    """Return what the files say, without the classification head."""
+    """Return the facts in the files, without the classification head."""
     convert = _conversion(config, architecture, hf_config, modules)
     is_causal = _is_causal(architecture, hf_config)
     pooling, token_pooling = _pooling_types(pooler, architecture, modules)
@@ -175,7 +175,7 @@ def _with_head(
 
 
 def _overridden(facts: PoolingFacts, pooler: PoolerConfig) -> PoolingFacts:
-    """Return the facts with the user's settings, but for the types of pooling, which they have already."""
+    """Return the facts with the user's settings applied, except the pooling types, which are already applied."""
     if pooler.dimensions and facts.dimensions is None:
         raise invalid_pooler_config(
             f"dimensions {pooler.dimensions}, but the model's vectors cannot be cut; if it was trained for that, add "
@@ -218,7 +218,7 @@ def _is_pooling_class(architecture: str, hf_config: Mapping[str, Any]) -> bool:
         return False
     if architecture.endswith(_RETRIEVER):
         return True
-    # Code of a repository may call what generates text as it likes.
+    # Code of a repository may give generative classes any name.
     generates = "AutoModelForCausalLM" in (hf_config.get("auto_map") or {})
     is_bare = architecture.endswith(("Model", "ForTextEncoding")) and not generates
     return is_bare or bool(_ENCODER.fullmatch(architecture) or _CLASSIFIER.search(architecture))
@@ -246,7 +246,7 @@ def _is_causal(architecture: str, hf_config: Mapping[str, Any]) -> bool:
 
 
 def _pooling_types(pooler: PoolerConfig, architecture: str, modules: _Modules) -> tuple[PoolingType, PoolingType]:
-    """Return the pooling of prompts and of tokens. A model with results for tokens only has the same for both."""
+    """Return the pooling of prompts and of tokens. They are equal for a model with results per token only."""
     token_pooling = pooler.token_pooling or ("step" if architecture.endswith("ForProcessRewardModel") else "all")
     if pooler.sequence_pooling:
         return pooler.sequence_pooling, token_pooling
@@ -261,10 +261,10 @@ def _pooling_types(pooler: PoolerConfig, architecture: str, modules: _Modules) -
 
 
 def _file_pooling(file: Path) -> PoolingType:
-    """Return the mode of a pooling module; newer files name it, older ones have a switch for each.
+    """Return the mode of a pooling module; newer files name it, older files have a switch per mode.
 
     Raises:
-        ConfigError: there is not exactly one mode that octavo has.
+        ConfigError: the file does not have exactly one mode that octavo supports.
     """
     values = read_json(file)
     named = values.get("pooling_mode")
@@ -302,22 +302,22 @@ def _dense_layer(home: Path, path: str) -> DenseLayer:
 
 
 def _dimensions(hf_config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the lengths to which vectors may be cut, by vLLM's two keys of config.json (or --hf-overrides)."""
+    """Return the lengths to which vectors may be truncated, from vLLM's two keys of config.json (or --hf-overrides)."""
     if listed := hf_config.get("matryoshka_dimensions"):
         return tuple(int(length) for length in listed)
     return () if hf_config.get("is_matryoshka") else None
 
 
 def _sentence_config(home: Path) -> dict[str, Any]:
-    """Return the settings of the tokenizer that Sentence Transformers adds."""
+    """Return the tokenizer settings that Sentence Transformers adds."""
     return next((found for name in _SENTENCE_CONFIGS if (found := read_json(home / name))), {})
 
 
 def _prompts(home: Path, modules: _Modules) -> tuple[dict[str, str], str | None]:
-    """Return what is put before texts, by name, and the name of the default."""
+    """Return the prefixes of texts by name, and the name of the default prefix."""
     values = read_json(home / "config_sentence_transformers.json")
     pooling = read_json(modules.pooling / "config.json") if modules.pooling else {}
-    if pooling.get("include_prompt") is False:  # its tokens would have to be left out of the mean
+    if pooling.get("include_prompt") is False:  # the mean would have to exclude the tokens of the prefix
         return {}, None
     prompts = {str(name): str(text) for name, text in (values.get("prompts") or {}).items() if text is not None}
     default = values.get("default_prompt_name")
@@ -325,7 +325,7 @@ def _prompts(home: Path, modules: _Modules) -> tuple[dict[str, str], str | None]
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON file; none if the file does not exist."""
+    """Return the objects in a JSON file. Empty if the file does not exist."""
     if not file.is_file():
         return []
     try:

@@ -1,4 +1,4 @@
-"""The classification head of a pooling model: its labels, its activation, or the tokens whose logits are its score."""
+"""The classification head of a pooling model: labels, activation, or the tokens whose logits are the score."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -17,7 +17,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
 }
-"""By the last part of their name in torch.nn."""
+"""Activations by the last part of their name in torch.nn."""
 
 
 def named_activation(name: object, source: str) -> Activation:
@@ -31,7 +31,7 @@ def named_activation(name: object, source: str) -> Activation:
 
 
 def activation_of(architecture: str, hf_config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return the activation of class scores, as vLLM chooses it; but one that a file names is taken as it is."""
+    """Return the activation of class scores, chosen as in vLLM; an activation named by a file is used as it is."""
     usual: Activation = "softmax" if num_labels > 1 else "sigmoid"
     problem = hf_config.get("problem_type")
     if problem == "regression":
@@ -42,14 +42,14 @@ def activation_of(architecture: str, hf_config: Mapping[str, Any], num_labels: i
     named = section.get("activation_fn") if isinstance(section, dict) else None
     if named := named or hf_config.get("sbert_ce_default_activation_function"):
         return named_activation(named, "config.json")
-    # A reward is a number without bounds; a process reward model tells good steps from bad ones.
+    # A reward is an unbounded number; a process reward model classifies steps as good or bad.
     if architecture.endswith("RewardModel") and not architecture.endswith("ForProcessRewardModel"):
         return "identity"
     return usual
 
 
 def num_labels_of(architecture: str, hf_config: Mapping[str, Any]) -> int:
-    """Return the number of classes; reward models have their own, whatever the file says. transformers assumes 2."""
+    """Return the number of classes, by default 2 as in transformers; for reward models it is fixed."""
     if architecture.endswith("RewardModel"):
         return 2 if architecture.endswith("ForProcessRewardModel") else 1
     labels = hf_config.get("num_labels") or len(hf_config.get("id2label") or ()) or 2
@@ -59,10 +59,10 @@ def num_labels_of(architecture: str, hf_config: Mapping[str, Any]) -> int:
 
 
 def score_token_ids_of(config: ModelConfig, path: str | None, hf_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens whose logits are compared, such as "no" and "yes" of Qwen3-Reranker; (): it has a head.
+    """Return the tokens whose logits are compared, such as "no" and "yes" of Qwen3-Reranker; empty if it has a head.
 
     Raises:
-        ConfigError: there are not two, or one of them is no token.
+        ConfigError: there are not two tokens, or one of them is not in the vocabulary.
     """
     from octavo.frontend.text.tokenizer import Tokenizer  # slow to import, and few models need it
 

@@ -1,1 +1,1 @@
-"""GGUF files: their metadata as files in Hugging Face layout."""
+"""Converts the metadata of GGUF files to files in Hugging Face layout."""

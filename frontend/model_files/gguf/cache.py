@@ -1,7 +1,7 @@
 """GGUF metadata as files in Hugging Face layout, converted once and kept in the cache directory.
 
-Reading a GGUF takes seconds because of its vocabulary; later starts read the JSON made from it. The
-weights stay in the file, where the worker reads them.
+Reading the vocabulary of a GGUF file takes seconds; later starts read the converted JSON. The weights stay in the GGUF
+file, where the worker reads them.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ _FORMAT_VERSION = 4
 def convert_gguf(path: Path, env: Env) -> Path:
     """Return a directory with config.json, generation_config.json and the tokenizer of a .gguf file, or of its parts.
 
-    Safe when several processes convert the same file at once: each writes its own directory, and the
-    first to rename it wins.
+    Safe if several processes convert the same file at once: each writes its own directory, and the first to rename it
+    wins.
 
     Raises:
         ConfigError: the file is not a GGUF file or is not supported.

@@ -1,4 +1,4 @@
-"""GGUF metadata to `config.json` and `generation_config.json`. Tensors are known by name only."""
+"""Converts GGUF metadata to `config.json` and `generation_config.json`. Reads the names of tensors, not their data."""
 
 from collections.abc import Mapping, Set
 from typing import Any

@@ -1,4 +1,4 @@
-"""Keys that the architectures of GGUF files share."""
+"""Configuration keys that the architectures of GGUF files share."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ Config = dict[str, Any]
 """Keys of a `config.json`."""
 
 _PARTIALLY_ROTATED = frozenset({"chatglm", "glm4", "glm4moe", "gptneox", "phi2", "phi3"})
-"""Architectures that may rotate a part of each head."""
+"""Architectures that may rotate only a part of each head."""
 
 
 def decoder(gguf: GgufMetadata) -> Config:
@@ -47,19 +47,19 @@ def _rotary(gguf: GgufMetadata, head_dim: int) -> Config:
                 phase=PHASE,
             )
         share = num_rotated / head_dim
-        # Rounded so that the share of the head is this whole number again.
+        # Rounded so that this fraction of the head is the same integer again.
         config["partial_rotary_factor"] = share if int(head_dim * share) == num_rotated else math.nextafter(share, 1)
     return config
 
 
 def rotary_share(gguf: GgufMetadata) -> float:
-    """Return the share of a head that is rotated."""
+    """Return the fraction of a head that is rotated."""
     share: float = decoder(gguf).get("partial_rotary_factor", 1.0)
     return share
 
 
 def layer_types(gguf: GgufMetadata, period: int) -> list[str]:
-    """Return the types of the layers; `period`: of layers with full attention, if the file does not say it."""
+    """Return the types of the layers. `period`: of layers with full attention, if the file does not say it."""
     num_layers, pattern = gguf.required("block_count"), gguf.per_layer("attention.sliding_window_pattern")
     pattern = period if pattern is None else pattern
     if isinstance(pattern, int):
@@ -70,12 +70,12 @@ def layer_types(gguf: GgufMetadata, period: int) -> list[str]:
 
 
 def has_bias(gguf: GgufMetadata) -> bool:
-    """Return whether the projections of queries have biases."""
+    """Return whether the query projections have biases."""
     return gguf.has_tensor("blk.0.attn_q.bias") or gguf.has_tensor("blk.0.attn_qkv.bias")
 
 
 def granite(gguf: GgufMetadata) -> Config:
-    """Return the factors of Granite."""
+    """Return the scaling factors of Granite."""
     return {
         "attention_bias": has_bias(gguf),
         "attention_multiplier": gguf.number("attention.scale", 1.0),

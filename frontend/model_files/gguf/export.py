@@ -1,4 +1,4 @@
-"""The keys of a GGUF file for a checkpoint in Hugging Face layout: the reverse of `config.py` and `tokenizer.py`.
+"""Makes the keys of a GGUF file from a Hugging Face checkpoint: the reverse of `config.py` and `tokenizer.py`.
 
 Source: docs/gguf.md of the ggml project, and the converter of llama.cpp. Writes nothing.
 """
@@ -24,7 +24,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""The name that llama.cpp gives each of them."""
+"""llama.cpp's name of each architecture."""
 _KINDS_OF_ROPE = ("default", "linear", "yarn", "llama3")
 
 
@@ -32,10 +32,10 @@ def gguf_metadata(home: Path) -> Metadata:
     """Return all keys of the GGUF file of a model.
 
     Args:
-        home: its directory.
+        home: directory of the model.
 
     Raises:
-        ConfigError: the architecture, the rotary scaling or the tokenizer has no counterpart in a GGUF file.
+        ConfigError: the architecture, the rotary scaling or the tokenizer cannot be expressed in a GGUF file.
     """
     config = read_json(home / "config.json")
     names = config.get("architectures") or ["an unknown architecture"]
@@ -82,7 +82,7 @@ def _rope(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _tokenizer(home: Path, config: dict[str, Any]) -> Metadata:
-    """Return the tokenizer's keys, with which our own reader builds a tokenizer that gives the same tokens.
+    """Return keys of the tokenizer from which our own reader builds a tokenizer that gives the same tokens.
 
     Raises:
         ConfigError: there are no such keys.
@@ -108,7 +108,7 @@ def _tokenizer(home: Path, config: dict[str, Any]) -> Metadata:
 
 
 def _tokens(state: dict[str, Any], vocab_size: int) -> Metadata:
-    """Return the vocabulary, filled up to the rows of the embedding, and the type of each token."""
+    """Return the vocabulary, padded to the rows of the embedding, and the type of each token."""
     if state["model"]["type"] != "BPE":
         raise ConfigError(f"--format gguf does not know tokenizers of type {state['model']['type']}", hint="only BPE")
     added = {token["id"]: token for token in state["added_tokens"]}
@@ -132,7 +132,7 @@ def _tokens(state: dict[str, Any], vocab_size: int) -> Metadata:
 
 
 def _candidates(state: dict[str, Any]) -> Iterator[Metadata]:
-    """Yield the keys that say how text is divided and merged."""
+    """Yield candidates for the keys that describe how text is divided and merged."""
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in state["model"]["merges"]]
     if state["model"].get("byte_fallback"):
         rank = {"".join(merge): number for number, merge in reversed(list(enumerate(merges)))}

@@ -1,6 +1,6 @@
 """How each architecture of llama.cpp is described by the keys of a GGUF file.
 
-Source: the converter and the loader of llama.cpp, which decide by the architecture what no key says.
+Source: the converter and the loader of llama.cpp, which derive from the architecture what no key says.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from octavo.protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """An architecture of a `config.json`."""
+    """An architecture in `config.json`."""
 
     architecture: str
     model_type: str
@@ -43,7 +43,7 @@ def _qwen(gguf: GgufMetadata) -> Config:
 
 
 def _query_scalar(gguf: GgufMetadata, large_layers: int) -> int:
-    """Return Gemma's `query_pre_attn_scalar`: of the model with this many layers by its width, else by its heads."""
+    """Return Gemma's `query_pre_attn_scalar`: from the width for a model of `large_layers` layers, else the head size."""
     num_heads: int = gguf.required("attention.head_count")
     hidden_size: int = gguf.required("embedding_length")
     head_dim: int = gguf.get("attention.key_length", hidden_size // num_heads)
@@ -76,8 +76,8 @@ def _phi2(gguf: GgufMetadata) -> Config:
 
 
 def _phi3(gguf: GgufMetadata) -> Config:
-    gguf.get("rope.scaling.original_context_length")  # written without a scaling, too
-    # 0 stands for full attention.
+    gguf.get("rope.scaling.original_context_length")  # mark as read: it is written even without a scaling
+    # 0 means full attention.
     return {"sliding_window": gguf.get("attention.sliding_window") or None}
 
 
@@ -112,7 +112,7 @@ def _cohere2(gguf: GgufMetadata) -> Config:
 
 
 def _olmo(gguf: GgufMetadata) -> Config:
-    gguf.get("attention.layer_norm_epsilon")  # 1e-5 in every OLMo
+    gguf.get("attention.layer_norm_epsilon")  # mark as read: it is 1e-5 in every OLMo
     return {"clip_qkv": gguf.number("attention.clamp_kqv")}
 
 
@@ -239,7 +239,7 @@ FAMILIES = {
     "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", _with(_exaone4)),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", decoder),
     "arcee": GgufFamily("ArceeForCausalLM", "arcee", decoder),
-    # The queries, keys and values of InternLM 2 are apart in the file, which makes it a Llama.
+    # The file has separate queries, keys and values for InternLM 2, which makes it a Llama.
     "internlm2": GgufFamily("LlamaForCausalLM", "llama", decoder),
     "deepseek2": GgufFamily("DeepseekV2ForCausalLM", "deepseek_v2", mixtures.deepseek2),
     "mamba2": GgufFamily("Mamba2ForCausalLM", "mamba2", hybrids.mamba2),
@@ -248,4 +248,4 @@ FAMILIES = {
     "lfm2moe": GgufFamily("Lfm2MoeForCausalLM", "lfm2_moe", hybrids.lfm2_moe),
     "gpt-oss": GgufFamily("GptOssForCausalLM", "gpt_oss", mixtures.gpt_oss),
 }
-"""By `general.architecture`."""
+"""Families by `general.architecture`."""

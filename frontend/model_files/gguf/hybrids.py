@@ -1,4 +1,4 @@
-"""What GGUF files of models with recurrent layers say about them."""
+"""Configuration of models with recurrent layers from GGUF files."""
 
 from octavo.frontend.model_files.gguf.decoder import Config, granite
 from octavo.frontend.model_files.gguf.metadata import GgufMetadata
@@ -17,7 +17,7 @@ def _sizes(gguf: GgufMetadata) -> Config:
 
 
 def _attention(gguf: GgufMetadata, recurrent: str) -> Config:
-    """Return the keys of attention; layers without heads of keys are `recurrent`."""
+    """Return the keys of attention; layers without key heads are of the type `recurrent`."""
     num_heads, num_kv_heads = gguf.required("attention.head_count"), gguf.per_layer("attention.head_count_kv")
     counts = num_kv_heads if isinstance(num_kv_heads, list) else [num_kv_heads] * gguf.required("block_count")
     return {
@@ -96,7 +96,7 @@ def lfm2_moe(gguf: GgufMetadata) -> Config:
     """Return the keys of LFM2-MoE."""
     config = lfm2(gguf)
     del config["block_auto_adjust_ff_dim"]
-    gguf.get("expert_gating_func")  # sigmoid in all of them
+    gguf.get("expert_gating_func")  # mark as read: sigmoid in all of them
     return config | {
         "num_experts": gguf.required("expert_count"),
         "num_experts_per_tok": gguf.required("expert_used_count"),

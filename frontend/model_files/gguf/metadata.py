@@ -1,4 +1,4 @@
-"""The key-value pairs of a GGUF file, and which of those that describe the model were used.
+"""The key-value pairs of a GGUF file; tracks which of the model's keys were read.
 
 Source of the key names: docs/gguf.md of the ggml project, and the constants of its `gguf` package.
 """
@@ -11,17 +11,17 @@ from octavo.protocol.errors import ConfigError
 PHASE = "reading the GGUF file"
 
 _HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
-"""Keys of an architecture that change nothing about what is computed."""
+"""Keys of an architecture that do not affect the computation."""
 
 
 class GgufMetadata:
-    """What a file says about its model.
+    """The metadata of a file about its model.
 
     Keys are given without the name of the architecture: "block_count" is "llama.block_count".
 
     Args:
         fields: all key-value pairs of the file.
-        tensor_names: tied weights, biases and norms are detected from them.
+        tensor_names: from which tied weights, biases and norms are detected.
         rope_factors: the tensors with divisors of the rotary frequencies, by name.
 
     Raises:
@@ -40,7 +40,7 @@ class GgufMetadata:
         self.architecture = str(fields["general.architecture"])
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key of the architecture; lists whose members are equal are returned as one of them.
+        """Return the value of a key of the architecture; for a list of equal members, return one of them.
 
         Raises:
             ConfigError: the value differs between layers.
@@ -54,7 +54,7 @@ class GgufMetadata:
         return value[0]
 
     def required(self, key: str) -> Any:
-        """Return the value of a key that every file of the architecture has.
+        """Return the value of a key that every file of the architecture must have.
 
         Raises:
             ConfigError: it is missing, or differs between layers.
@@ -65,12 +65,12 @@ class GgufMetadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Return a number that the file stores in float32, as its author wrote it: 0.22, not 0.2199999988079071."""
+        """Return a number stored in float32 as its author wrote it: 0.22, not 0.2199999988079071."""
         value = self.get(key, default)
         return float(f"{value:.7g}") if isinstance(value, float) else value
 
     def per_layer(self, key: str) -> Any:
-        """Return a value that may be a list with one member for each layer; None: there is no such key."""
+        """Return a value that may be a list with one member per layer. `None` if there is no such key."""
         self._read.add(key)
         return self.fields.get(f"{self.architecture}.{key}")
 
@@ -79,7 +79,7 @@ class GgufMetadata:
         return name in self.tensor_names
 
     def reject_unread(self) -> None:
-        """Raise `ConfigError` if a key of the architecture was not used and is not known to be harmless."""
+        """Raise `ConfigError` if a key of the architecture was not read and is not known to be harmless."""
         prefix = f"{self.architecture}."
         keys = {name.removeprefix(prefix) for name in self.fields if name.startswith(prefix)}
         unread = sorted(keys - self._read - _HARMLESS)

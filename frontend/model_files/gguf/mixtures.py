@@ -1,4 +1,4 @@
-"""What GGUF files of mixtures of experts say about them."""
+"""Configuration of mixtures of experts from GGUF files."""
 
 from octavo.frontend.model_files.gguf.decoder import Config, decoder, granite, has_bias, layer_types, rotary_share
 from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
@@ -17,7 +17,7 @@ def qwen_moe(gguf: GgufMetadata) -> Config:
     """Return the keys of Qwen2-MoE and Qwen3-MoE."""
     config = _experts(gguf) | {
         "moe_intermediate_size": gguf.required("expert_feed_forward_length"),
-        # No key says it: llama.cpp decides it by the architecture.
+        # No key says it: llama.cpp derives it from the architecture.
         "norm_topk_prob": gguf.architecture == "qwen3moe",
     }
     if gguf.architecture == "qwen2moe":
@@ -27,7 +27,8 @@ def qwen_moe(gguf: GgufMetadata) -> Config:
 
 def olmoe(gguf: GgufMetadata) -> Config:
     """Return the keys of OLMoE."""
-    gguf.get("attention.layer_norm_epsilon")  # written beside that of RMS norms, which are the only ones
+    # mark as read: written in addition to that of the RMS norms, which are the only norms
+    gguf.get("attention.layer_norm_epsilon")
     return _experts(gguf) | {"norm_topk_prob": False}
 
 
@@ -40,7 +41,7 @@ def granite_moe(gguf: GgufMetadata) -> Config:
 
 
 def _routing(gguf: GgufMetadata, score: str) -> Config:
-    """Return the keys of experts in groups beside shared ones."""
+    """Return the keys of grouped experts with shared experts."""
     gating = {1: "softmax", 2: "sigmoid"}.get(gguf.get("expert_gating_func", 1 if score == "softmax" else 2))
     if gating != score:
         raise ConfigError(f"{gguf.architecture}.expert_gating_func is not that of {score}", phase=PHASE)
@@ -58,7 +59,7 @@ def _routing(gguf: GgufMetadata, score: str) -> Config:
 
 
 def glm4_moe(gguf: GgufMetadata) -> Config:
-    """Return the keys of GLM-4.5, whose file counts layers that predict further tokens."""
+    """Return the keys of GLM-4.5, whose file counts the multi-token prediction layers, too."""
     num_extra = gguf.get("nextn_predict_layers", 0)
     return _routing(gguf, "sigmoid") | {
         "num_hidden_layers": gguf.required("block_count") - num_extra,
@@ -72,12 +73,13 @@ def glm4_moe(gguf: GgufMetadata) -> Config:
 def deepseek2(gguf: GgufMetadata) -> Config:
     """Return the keys of DeepSeek-V2 and V3, which differ in the score of their experts.
 
-    Files of older converters do not name the groups of experts; they are computed as if there was one, as by llama.cpp.
+    Files of older converters do not name the groups of experts; like llama.cpp, we then assume one group.
     """
     is_v2 = gguf.get("expert_gating_func", 1) == 1
     routing = _routing(gguf, "softmax" if is_v2 else "sigmoid")
     hidden_size, num_heads = gguf.required("embedding_length"), gguf.required("attention.head_count")
-    gguf.get("attention.head_count_kv")  # 1 for files in which keys and values of all heads are one short vector
+    # mark as read: 1 in files that store the keys and values of all heads as one latent vector
+    gguf.get("attention.head_count_kv")
     key, value = (gguf.required(f"attention.{part}_length") for part in ("key", "value"))
     key, value = gguf.get("attention.key_length_mla", key), gguf.get("attention.value_length_mla", value)
     num_rotated, theta = gguf.required("rope.dimension_count"), gguf.get("rope.freq_base", 10000.0)

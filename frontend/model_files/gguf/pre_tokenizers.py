@@ -1,4 +1,4 @@
-"""What the names in `tokenizer.ggml.pre` stand for: how text is divided before byte-level BPE merges.
+"""Maps the names in `tokenizer.ggml.pre` to pre-tokenizers, which divide text before byte-level BPE merges.
 
 A GGUF file has only the name. Source: the tokenizers that llama.cpp's converter recognizes under each name, and the
 patterns of its `llama-vocab.cpp`.
@@ -33,20 +33,20 @@ _DEEPSEEK3 = (
 )
 
 Steps = Callable[[bool], list[Any]]
-"""Returns pre-tokenizers, given whether a space is put before the text."""
+"""Returns pre-tokenizers; the argument says whether a space is put before the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
-    """What happens to text before merges are applied."""
+    """How text is processed before merges are applied."""
 
     steps: Steps
     has_nfc: bool = False
-    """Whether text is normalized first."""
+    """Whether text is normalized (NFC) first."""
     ignores_merges: bool = False
-    """Whether words of the vocabulary are tokens although merges may not build them."""
+    """Whether words of the vocabulary become tokens even if merges would not build them."""
     adds_bos: bool = False
-    """Whether texts begin with BOS if the file does not say it."""
+    """Whether texts begin with BOS if the file does not say."""
 
 
 def _gpt2(*first: Any) -> Steps:
@@ -55,7 +55,7 @@ def _gpt2(*first: Any) -> Steps:
 
 
 def _patterns(*patterns: str) -> Steps:
-    """Return steps that divide by several patterns, one after the other."""
+    """Return steps that divide by several patterns in sequence."""
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
     return lambda adds_space: [*splits, pre_tokenizers.ByteLevel(add_prefix_space=adds_space, use_regex=False)]
 
@@ -99,11 +99,11 @@ _KINDS: tuple[tuple[str, PreTokenization], ...] = (
     ("deepseek-v3 hunyuan-dense", PreTokenization(_patterns(r"\p{N}{1,3}", f"[{_CJK}{_KANA}]+", _DEEPSEEK3))),
 )
 KINDS: Mapping[str, PreTokenization] = {name: kind for names, kind in _KINDS for name in names.split()}
-"""By name."""
+"""Pre-tokenizations by name."""
 
 
 def pre_tokenization(name: str) -> PreTokenization:
-    """Return what a name stands for.
+    """Return the pre-tokenization with a name.
 
     Raises:
         ConfigError: the name is unknown.
@@ -119,11 +119,11 @@ def pre_tokenization(name: str) -> PreTokenization:
 
 
 def pre_tokenizer(kind: PreTokenization, *, adds_space: bool) -> Any:
-    """Return the pre-tokenizer; `adds_space`: whether a space is put before the text."""
+    """Return the pre-tokenizer. `adds_space`: put a space before the text."""
     steps = kind.steps(adds_space)
     return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
 
 
 def normalizer(kind: PreTokenization) -> Any:
-    """Return the normalizer; None: there is none."""
+    """Return the normalizer. `None` if there is none."""
     return normalizers.NFC() if kind.has_nfc else None

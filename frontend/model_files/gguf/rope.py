@@ -1,4 +1,4 @@
-"""Scaling of rotary embedding in a GGUF file to `rope_scaling` of a `config.json`."""
+"""Converts the rotary scaling of a GGUF file to `rope_scaling` of `config.json`."""
 
 import math
 from typing import Any
@@ -9,22 +9,22 @@ from octavo.protocol.errors import ConfigError
 FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTOR_TENSORS = (FACTORS, LONG_FACTORS, SHORT_FACTORS)
-"""Tensors with divisors of the rotary frequencies. They are no weights of the original checkpoint."""
+"""Tensors with divisors of the rotary frequencies. The original checkpoint has no such tensors."""
 
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 """Parameters of Llama 3's rotary scaling, the same in every published checkpoint."""
 
 
 def rope_scaling(gguf: GgufMetadata, theta: float, num_rotated: int) -> dict[str, Any] | None:
-    """Return `rope_scaling`; None: the frequencies are not scaled.
+    """Return `rope_scaling`. `None` if the frequencies are not scaled.
 
     Args:
         gguf: the file.
         theta: base of the frequencies.
-        num_rotated: dimensions of a head that are rotated.
+        num_rotated: number of rotated dimensions of a head.
 
     Raises:
-        ConfigError: a scaling that is not supported, or factors that are not those of a known scaling.
+        ConfigError: the scaling is not supported, or its factors do not belong to a known scaling.
     """
     kind = gguf.get("rope.scaling.type", "none")
     if LONG_FACTORS in gguf.rope_factors:
@@ -69,7 +69,7 @@ def _longrope(gguf: GgufMetadata) -> dict[str, Any]:
 
 
 def _magnitude(gguf: GgufMetadata, implied: float) -> dict[str, Any]:
-    """Return the factor of cosines and sines unless it is the implied one, which the file has in float32 only."""
+    """Return the factor of cosines and sines, unless it is the implied one, which the file stores in float32 only."""
     stored = gguf.number("rope.scaling.attn_factor", implied)
     return {} if math.isclose(stored, implied, rel_tol=1e-5) else {"attention_factor": stored}
 

@@ -1,7 +1,7 @@
-"""GGUF metadata to `tokenizer.json` and `tokenizer_config.json`, by the key names of the GGUF specification.
+"""Converts GGUF metadata to `tokenizer.json` and `tokenizer_config.json`.
 
-Two kinds of vocabulary are known: "gpt2", byte-level BPE with its merges, and "llama", SentencePiece BPE
-with scores. Sources: docs/gguf.md of the ggml project; Sennrich et al. 2016 and Kudo 2018 for the models.
+Two kinds of vocabulary are supported: "gpt2", byte-level BPE with merges, and "llama", SentencePiece BPE with scores.
+Sources: docs/gguf.md of the ggml project; Sennrich et al. 2016 and Kudo 2018 for the models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +64,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Byte-level BPE, as GPT-2 introduced it."""
+    """Return a byte-level BPE tokenizer, as introduced by GPT-2."""
     kind = pre_tokenization(metadata.get("tokenizer.ggml.pre", "default"))
     vocab = {token: token_id for token_id, token in enumerate(_tokens(metadata))}
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
@@ -80,7 +80,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    """SentencePiece BPE: merges by highest score; unknown characters become bytes."""
+    """Return a SentencePiece BPE tokenizer: merges by highest score; unknown characters become bytes."""
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise ConfigError("a GGUF tokenizer that removes white space is not supported", phase=PHASE)
     tokens = _tokens(metadata)
