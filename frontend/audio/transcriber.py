@@ -200,7 +200,7 @@ class Transcriber:
         if not prompt.strip():
             return []
         token_ids = await self._client.tokenize(f" {prompt.strip()}", add_special_tokens=False)
-        if any(token >= self._tokens.end for token in token_ids):  # whisper's special tokens have the largest ids
+        if any(token >= self._tokens.end for token in token_ids):  # Whisper's special tokens have the largest ids
             raise InvalidRequestError("prompt: a text with special tokens, such as <|en|>, is refused", "prompt")
         return token_ids
 

@@ -26,10 +26,10 @@ class RequestRecord:
     timings: RequestTimings
     """Times on the core's clock; 0.0 for an event that never happened."""
     temperature: float | None = None
-    """None: it does not sample."""
+    """Sampling temperature. `None` if the request does not sample."""
     top_p: float | None = None
     request_id: str = ""
-    """Of the client."""
+    """Id of the request, unique within the client."""
 
     @property
     def first_token_s(self) -> float:

@@ -199,7 +199,7 @@ def split_config(
     if kind.startswith("qwen3_vl"):  # files may omit what is always true
         key = "rope_parameters" if "rope_parameters" in own else "rope_scaling"
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
-    if kind == "gemma":  # paliGemma: all tokens belong to the prompt, which attends in both directions
+    if kind == "gemma":  # PaliGemma: all tokens belong to the prompt, which attends in both directions
         own["use_bidirectional_attention"] = True
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True

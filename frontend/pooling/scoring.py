@@ -94,7 +94,7 @@ async def _compared(
     task = require_pooling(pooler.config).tasks[0]
     measure = _cosine if task == "embed" else _max_similarity
     if task == "token_embed" and params.use_activation is None and params.normalize is None:
-        params = params.clone(use_activation=True)  # maxSim adds up products of normalized vectors
+        params = params.clone(use_activation=True)  # MaxSim adds up products of normalized vectors
     each = [
         one
         for prompts, limit in zip((first, second), max_tokens, strict=True)

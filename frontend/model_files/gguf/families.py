@@ -43,7 +43,7 @@ def _qwen(gguf: GgufMetadata) -> Config:
 
 
 def _query_scalar(gguf: GgufMetadata, large_layers: int) -> int:
-    """Return Gemma's `query_pre_attn_scalar`: from the width for a model of `large_layers` layers, else the head size."""
+    """Return Gemma's `query_pre_attn_scalar`: from the width for `large_layers` layers, else the head size."""
     num_heads: int = gguf.required("attention.head_count")
     hidden_size: int = gguf.required("embedding_length")
     head_dim: int = gguf.get("attention.key_length", hidden_size // num_heads)
