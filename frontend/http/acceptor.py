@@ -41,7 +41,7 @@ RETRY_S = 0.2
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def max_callers() -> int:
+def connection_limit() -> int:
     """Raise the soft limit on open files as far as possible, and return how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -60,8 +60,8 @@ class Acceptor:
         make_protocol: creates the protocol of a connection from its socket.
         context: the TLS context; None: no TLS.
         throttle: decides when to set up a connection that has sent its first bytes.
-        num_callers: returns the number of open connections.
-        max_callers: maximum number of open connections; further connections are rejected.
+        num_connections: returns the number of open connections.
+        max_connections: maximum number of open connections; further connections are rejected.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Acceptor:
         make_protocol: Callable[[socket.socket], asyncio.Protocol],
         context: ssl.SSLContext | None,
         throttle: Throttle,
-        num_callers: Callable[[], int],
-        max_callers: int,
+        num_connections: Callable[[], int],
+        max_connections: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listening = listening
         self._make_protocol = make_protocol
         self._context = context
         self._throttle = throttle
-        self._num_callers = num_callers
-        self._max_callers = max_callers
+        self._num_connections = num_connections
+        self._max_connections = max_connections
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have sent nothing yet or wait for the throttle, with their timeouts."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,8 +102,8 @@ class Acceptor:
             self._loop.remove_reader(self._listening)
             if self._retry is not None:
                 self._retry.cancel()
-            for caller in list(self._waiting):
-                self._drop(caller)
+            for client_socket in list(self._waiting):
+                self._drop(client_socket)
             if self._context is not None:
                 for task in self._tasks:  # a client that is silent during the TLS handshake must not delay this
                     task.cancel()
@@ -116,7 +116,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(MAX_ACCEPTED_AT_ONCE):
             try:
-                caller, _ = self._listening.accept()
+                client_socket, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -126,49 +126,51 @@ class Acceptor:
                 self._loop.remove_reader(self._listening)
                 self._retry = self._loop.call_later(RETRY_S, self._resume)
                 return
-            caller.setblocking(False)
-            self._receive(caller)
+            client_socket.setblocking(False)
+            self._receive(client_socket)
 
     def _resume(self) -> None:
         self._loop.add_reader(self._listening, self._accept)
 
-    def _receive(self, caller: socket.socket) -> None:
-        num_callers = self._num_callers() + len(self._waiting) + len(self._tasks)
-        is_first = self._context is None and is_probe(first_bytes(caller))
-        if num_callers >= self._max_callers + (NUM_PROBES if is_first else 0):
-            self._reject(caller)
+    def _receive(self, client_socket: socket.socket) -> None:
+        num_connections = self._num_connections() + len(self._waiting) + len(self._tasks)
+        is_first = self._context is None and is_probe(first_bytes(client_socket))
+        if num_connections >= self._max_connections + (NUM_PROBES if is_first else 0):
+            self._reject(client_socket)
             return
-        self._waiting[caller] = self._loop.call_later(FIRST_REQUEST_S, self._drop_silent, caller)
+        self._waiting[client_socket] = self._loop.call_later(FIRST_REQUEST_S, self._drop_silent, client_socket)
         if is_first:
-            self._let_in(caller)
+            self._set_up(client_socket)
         else:
-            self._throttle.watch(caller, lambda: self._let_in(caller))
+            self._throttle.watch(client_socket, lambda: self._set_up(client_socket))
 
-    def _let_in(self, caller: socket.socket) -> None:
-        if timeout := self._waiting.pop(caller, None):  # otherwise the connection was dropped
+    def _set_up(self, client_socket: socket.socket) -> None:
+        if timeout := self._waiting.pop(client_socket, None):  # otherwise the connection was dropped
             timeout.cancel()
-            task = self._loop.create_task(self._connect(caller))
+            task = self._loop.create_task(self._connect(client_socket))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _drop_silent(self, caller: socket.socket) -> None:
-        if not first_bytes(caller):  # otherwise the connection waits for its turn
-            self._drop(caller)
+    def _drop_silent(self, client_socket: socket.socket) -> None:
+        if not first_bytes(client_socket):  # otherwise the connection waits for its turn
+            self._drop(client_socket)
 
-    def _drop(self, caller: socket.socket) -> None:
-        self._waiting.pop(caller).cancel()
-        self._throttle.forget(caller)
-        caller.close()
+    def _drop(self, client_socket: socket.socket) -> None:
+        self._waiting.pop(client_socket).cancel()
+        self._throttle.forget(client_socket)
+        client_socket.close()
 
-    async def _connect(self, caller: socket.socket) -> None:
+    async def _connect(self, client_socket: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make_protocol(caller), caller, ssl=self._context)
+            await self._loop.connect_accepted_socket(
+                lambda: self._make_protocol(client_socket), client_socket, ssl=self._context
+            )
         except OSError as error:  # the client has disconnected, or does not speak TLS (ssl.SSLError)
             logger.debug("a connection failed before its first request: %s", error)
-            caller.close()
+            client_socket.close()
 
-    def _reject(self, caller: socket.socket) -> None:
-        self._log.warning("rejected a connection: %d are open, which is the limit", self._max_callers)
+    def _reject(self, client_socket: socket.socket) -> None:
+        self._log.warning("rejected a connection: %d are open, which is the limit", self._max_connections)
         if self._context is None:
             body = rejection(503, "too many connections are open; try again later").body
             head = (
@@ -176,9 +178,9 @@ class Acceptor:
                 f"retry-after: {RETRY_AFTER_S}\r\ncontent-length: {len(body)}\r\n\r\n"
             )
             with contextlib.suppress(OSError):
-                caller.send(head.encode() + body)
+                client_socket.send(head.encode() + body)
                 # Closing a socket with unread data resets the connection, and the client loses the response.
                 for _ in range(MAX_UNREAD_PIECES):
-                    if not caller.recv(65536):
+                    if not client_socket.recv(65536):
                         break
-        caller.close()
+        client_socket.close()

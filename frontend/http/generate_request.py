@@ -28,7 +28,7 @@ ERROR_NAMES = {
 """Field names for errors, by the field names of `/v1/completions`."""
 
 
-class _Given(msgspec.Struct):
+class _MaxTokensOnly(msgspec.Struct):
     max_tokens: int | None = None
 
 
@@ -50,7 +50,7 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[Compl
     if request.stream and params.prompt_logprob_token_ids is not None:
         name = ERROR_NAMES["prompt_logprob_token_ids"]
         raise InvalidRequestError(f"{name} is not available with stream=true", name)
-    max_tokens = msgspec.json.decode(request.sampling_params, type=_Given).max_tokens
+    max_tokens = msgspec.json.decode(request.sampling_params, type=_MaxTokensOnly).max_tokens
     body = CompletionRequest(
         prompt=list(request.token_ids),
         model=request.model,

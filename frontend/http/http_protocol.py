@@ -41,9 +41,9 @@ class _ThrottledFlow(FlowControl):
     It must not refer to the protocol: with a cycle, every connection would wait for the garbage collector.
     """
 
-    def __init__(self, transport: asyncio.Transport, caller: socket.socket, throttle: Throttle | None) -> None:
+    def __init__(self, transport: asyncio.Transport, client_socket: socket.socket, throttle: Throttle | None) -> None:
         super().__init__(transport)
-        self._caller = caller
+        self._client_socket = client_socket
         self._throttle = throttle
 
     def pause_reading(self) -> None:
@@ -61,7 +61,7 @@ class _ThrottledFlow(FlowControl):
         if self._throttle is None:
             self._transport.resume_reading()
         else:
-            self._throttle.watch(self._caller, self._transport.resume_reading)
+            self._throttle.watch(self._client_socket, self._transport.resume_reading)
 
 
 async def _run(cycle: RequestResponseCycle, app: "ASGI3Application") -> None:
@@ -84,7 +84,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     # With more attributes than a shared-key dictionary allows, each connection's dictionary would take 1.5 KB.
     __slots__ = (
-        "_caller",
+        "_client_socket",
         "_is_encrypted",
         "_is_in_message",
         "_is_queued",
@@ -99,11 +99,11 @@ class HttpProtocol(HttpToolsProtocol):
     )
 
     def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, caller: socket.socket, throttle: Throttle
+        self, config: uvicorn.Config, server_state: ServerState, client_socket: socket.socket, throttle: Throttle
     ) -> None:
         """Create a connection from its socket and the throttle that all connections share."""
         super().__init__(config, server_state, app_state={})
-        self._caller = caller
+        self._client_socket = client_socket
         self._throttle = throttle
         self._is_encrypted = False
         self._running: RequestResponseCycle | None = None
@@ -129,7 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._is_encrypted = self.scheme == "https"
         self.flow: _ThrottledFlow = _ThrottledFlow(
-            transport, self._caller, None if self._is_encrypted else self._throttle
+            transport, self._client_socket, None if self._is_encrypted else self._throttle
         )
         self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_S, self.timeout_keep_alive_handler)
 
@@ -161,7 +161,7 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def _has_unread_data(self) -> bool:
         """Return whether data have arrived that will be handled in this connection's next turn."""
-        return self._is_queued or (not self.flow.read_paused and bool(first_bytes(self._caller)))
+        return self._is_queued or (not self.flow.read_paused and bool(first_bytes(self._client_socket)))
 
     def _handle_in_turn(self, data: bytes) -> None:
         self._is_queued = False
@@ -186,7 +186,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers and end the current request, which wakes tasks; with TLS, when the throttle allows."""
-        self._throttle.forget(self._caller)
+        self._throttle.forget(self._client_socket)
         self._reset_unfinished()
         self._stop_unread_timer()
         if not self._is_encrypted or self.cycle is None or self.cycle.response_complete:

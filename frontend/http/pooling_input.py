@@ -65,7 +65,7 @@ async def prompts_of(state: AppState, body: InputFields, prefix: str = "") -> tu
     if isinstance(found, str):
         return [prefix + found], Fields("input", is_single=True)
     assert found is not None
-    several = _several(found)
+    several = _as_list(found)
     if prefix and not all(isinstance(one, str) for one in several):
         raise InvalidRequestError("prompt_name needs texts, and input has token ids", "prompt_name")
     prompts: list[Prompt] = [prefix + one for one in several if isinstance(one, str)] if prefix else list(several)
@@ -95,7 +95,7 @@ async def _conversation_prompt(
     return {"prompt": prefix + text, FIELD: by_kind(sources), "add_special_tokens": adds}
 
 
-def _several(found: list[str | int | list[int]]) -> Sequence[Any]:
+def _as_list(found: list[str | int | list[int]]) -> Sequence[Any]:
     """Return the items of a list: texts or lists of token ids. A flat list of token ids is one item."""
     if not found:
         raise InvalidRequestError("input must not be an empty list", "input")

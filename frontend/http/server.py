@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from octavo.frontend.http.acceptor import Acceptor, max_callers
+from octavo.frontend.http.acceptor import Acceptor, connection_limit
 from octavo.frontend.http.access_log import route_log
 from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.garbage import FullCollections
@@ -124,12 +124,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
         throttle = self._throttle = Throttle()
-        limit = max_callers()
+        limit = connection_limit()
         acceptors: list[Any] = [  # not asyncio servers, but with the methods that uvicorn calls
             Acceptor(
                 listening,
                 BACKLOG,
-                lambda caller: HttpProtocol(self.config, self.server_state, caller, throttle),
+                lambda client_socket: HttpProtocol(self.config, self.server_state, client_socket, throttle),
                 self.config.ssl,
                 throttle,
                 lambda: len(self.server_state.connections),

@@ -29,10 +29,10 @@ def is_probe(data: bytes) -> bool:
     return data.startswith(PROBES)
 
 
-def first_bytes(caller: socket.socket) -> bytes:
+def first_bytes(client_socket: socket.socket) -> bytes:
     """Return the first bytes that a client has sent and nobody has read, without consuming them."""
     try:
-        return caller.recv(_MAX_PROBE_BYTES, socket.MSG_PEEK)
+        return client_socket.recv(_MAX_PROBE_BYTES, socket.MSG_PEEK)
     except OSError:  # nothing was sent, or the client has disconnected
         return b""
 
@@ -57,20 +57,20 @@ class Throttle:
         self._queue.append(work)
         self._run_some()
 
-    def watch(self, caller: socket.socket, work: Callable[[], object]) -> None:
+    def watch(self, client_socket: socket.socket, work: Callable[[], object]) -> None:
         """Run `work` once, when a client has sent data or disconnected; at once if the data are a probe's.
 
         Call `forget` before the socket is closed or watched again.
         """
         if self._epoll.closed:
             return
-        self._epoll.register(caller, _ARRIVED)
-        self._watched[caller.fileno()] = caller, work
+        self._epoll.register(client_socket, _ARRIVED)
+        self._watched[client_socket.fileno()] = client_socket, work
 
-    def forget(self, caller: socket.socket) -> None:
+    def forget(self, client_socket: socket.socket) -> None:
         """Stop watching a socket, if it is still watched. Its work may already be queued."""
-        if self._watched.pop(caller.fileno(), None):
-            self._epoll.unregister(caller)
+        if self._watched.pop(client_socket.fileno(), None):
+            self._epoll.unregister(client_socket)
 
     def close(self) -> None:
         """Stop watching all sockets: the server has ended."""
@@ -82,8 +82,8 @@ class Throttle:
         probes: list[Callable[[], object]] = []
         for fd, _ in self._epoll.poll(0, MAX_FOUND_AT_ONCE):
             self._epoll.unregister(fd)
-            caller, work = self._watched.pop(fd)
-            (probes if is_probe(first_bytes(caller)) else self._queue).append(work)
+            client_socket, work = self._watched.pop(fd)
+            (probes if is_probe(first_bytes(client_socket)) else self._queue).append(work)
         for work in probes:
             work()
         self._run_some()

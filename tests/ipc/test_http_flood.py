@@ -71,13 +71,13 @@ def test_a_probe_is_answered_before_a_flood_that_came_first(are_connected: bool)
 
 def test_a_probe_that_is_accepted_before_it_asks_is_answered_first_too(monkeypatch: pytest.MonkeyPatch) -> None:
     admitted: list[socket.socket] = []
-    let_in = acceptor.Acceptor._let_in
+    set_up = acceptor.Acceptor._set_up
 
     def count(self: acceptor.Acceptor, caller: socket.socket) -> None:
         admitted.append(caller)
-        let_in(self, caller)
+        set_up(self, caller)
 
-    monkeypatch.setattr(acceptor.Acceptor, "_let_in", count)
+    monkeypatch.setattr(acceptor.Acceptor, "_set_up", count)
 
     async def main() -> None:
         async with listening(application(FakeClient())) as path:
@@ -198,7 +198,7 @@ def test_requests_that_wait_for_their_turn_are_answered_before_the_connection_cl
 
 
 def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "max_callers", lambda: 2)
+    monkeypatch.setattr(server, "connection_limit", lambda: 2)
 
     async def main() -> None:
         async with listening(application(FakeClient())) as path:
@@ -216,7 +216,7 @@ def test_callers_above_the_limit_are_told_to_come_back_and_probes_are_not(monkey
 
 
 def test_unfinished_probes_leave_connections_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "max_callers", lambda: 1)
+    monkeypatch.setattr(server, "connection_limit", lambda: 1)
     monkeypatch.setattr(acceptor, "NUM_PROBES", 3)
 
     async def main() -> None:
