@@ -14,6 +14,7 @@ import logging
 import socket as socket_module
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import zmq
 
@@ -127,6 +128,10 @@ class Subscriber:
             self._next_sequence += 1
             return command
         return None
+
+    def has_command(self) -> bool:
+        """Return whether a message has arrived that `receive` has not returned yet."""
+        return bool(cast(int, self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self) -> None:
         """Close the socket."""

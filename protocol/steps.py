@@ -130,7 +130,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     num_steps: int = 1
     """Number of decode steps in this plan, each with the tokens sampled by the previous one. If there are several, each
     entry computes and samples one token per step, and the plan has no drafts, masks, prompts or states. The workers
-    stop early when every request has reached a stop token."""
+    stop early when every request has reached a stop token. A lone worker without recurrent states also stops after the
+    present step when another command has arrived."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):

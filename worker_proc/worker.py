@@ -356,6 +356,8 @@ class Worker:
                 f"no memory for {num_blocks} KV blocks, {num_states} states, or evicted ones in host memory: {error}",
                 hint="use a smaller --gpu-memory-utilization, --num-gpu-blocks-override or --kv-offloading-size",
             ) from error
+        if self._spec.config.interrupts_plans and not model.state_group:
+            self._executor.has_command = self._subscriber.has_command
         for fd in self._executor.filenos:
             self._poller.register(fd, zmq.POLLIN)
 

@@ -1,12 +1,15 @@
 """Decides how many decode steps a plan has.
 
 Between two plans the workers wait for the core, or share their CPU cores with it. A plan of several steps pays this
-overhead once, but a request that arrives meanwhile waits until the plan ends. Reads no clock: results carry durations.
+overhead once. A request that arrives meanwhile waits until the plan ends, or, if workers interrupt plans, until the
+present step ends. Reads no clock: results carry durations.
 """
 
 MAX_SECONDS = 0.02
 """Longest duration of a multi-step plan in seconds. Its tokens are streamed together, and new requests wait for its
 end."""
+MAX_INTERRUPTIBLE_SECONDS = 0.04
+"""Longest duration in seconds if the workers end a plan when the next one arrives: only its own streams wait."""
 
 
 class MultiStep:
@@ -14,12 +17,14 @@ class MultiStep:
 
     Args:
         max_steps: most steps of a plan; 1: every step has its own plan.
-        target_s: target duration of a plan in seconds, if less than `MAX_SECONDS`; 0: no target.
+        target_s: target duration of a plan in seconds, if less than the longest duration; 0: no target.
+        is_interruptible: whether the workers end a plan when the next one arrives.
     """
 
-    def __init__(self, max_steps: int, target_s: float = 0.0) -> None:
+    def __init__(self, max_steps: int, target_s: float = 0.0, *, is_interruptible: bool = False) -> None:
         self._max_steps = max_steps
-        self._max_s = min(MAX_SECONDS, target_s or MAX_SECONDS)
+        longest_s = MAX_INTERRUPTIBLE_SECONDS if is_interruptible else MAX_SECONDS
+        self._max_s = min(longest_s, target_s or longest_s)
         self._step_s = 0.0
         self._num_requests = 0
         """Number of requests in the step with duration `_step_s`; 0 if no step was measured."""

@@ -62,7 +62,11 @@ class StepPlanner:
         self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
-        self._multi_step = MultiStep(config.num_scheduler_steps, config.step_time_target_s)
+        self._is_interruptible = config.async_scheduling and config.interrupts_plans and table.cache.states is None
+        """Whether the workers end a plan of several steps when the next one arrives."""
+        self._multi_step = MultiStep(
+            config.num_scheduler_steps, config.step_time_target_s, is_interruptible=self._is_interruptible
+        )
         self._sampled: list[tuple[Request, TokenId]] = []
         """Sampled tokens that the next plan sends to the first stage of a pipeline."""
         self._num_planned = 0
@@ -72,7 +76,10 @@ class StepPlanner:
         is_ahead = bool(self.in_flight) and not self._turns.is_pipelined
         if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
             return False
-        if self.in_flight and (self.in_flight[-1].num_steps > 1 or self._num_decode_steps() > 1):
+        if self.in_flight and self.in_flight[-1].num_steps > 1:
+            if not (self._is_interruptible and self._table.waiting):
+                return False
+        elif self.in_flight and self._num_decode_steps() > 1:
             return False  # a request that arrives meanwhile would wait for both plans
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self._batch.decoding))
 

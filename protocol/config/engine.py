@@ -140,12 +140,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_scheduler_steps: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(
-            description="Most decode steps that are planned together while no request waits, limited to 20 ms. A "
-            "stream then gets several tokens at a time, and a new request waits for the last of these "
-            "steps. Does not change the tokens. 1: each step is planned separately. Default: 8 on a CPU; "
-            "1 on a GPU, and with pipeline stages, speculation, logits processors, experts shared by "
-            "several engines, or a pooling model. Ignored for models with recurrent states, which plan "
-            "each step separately.",
+            description="Most decode steps that are planned together while no request waits, limited to 40 ms. A "
+            "stream then gets several tokens at a time. A new request ends such a plan after the present step. With "
+            "several workers or recurrent states it waits for the last step, and the limit is 20 ms. Does not change "
+            "the tokens. 1: each step is planned separately. Default: 8 on a CPU; 1 on a GPU, and with pipeline "
+            "stages, speculation, logits processors, experts shared by several engines, or a pooling model.",
         ),
     ] = None
     stream_interval: Annotated[

@@ -149,6 +149,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether blocks that are slower to copy than to compute are recomputed."""
 
     @property
+    def interrupts_plans(self) -> bool:
+        """Whether a worker ends a plan of several steps when another command arrives, if its model has no states.
+
+        Several workers would learn of the command in different steps, and wait for one another.
+        """
+        return self.world_size == 1
+
+    @property
     def stores_blocks(self) -> bool:
         """Whether full KV blocks are stored outside of the workers' memory, in files or by a connector."""
         return bool(self.kv_offloading_path) or self.kv_connector is not None

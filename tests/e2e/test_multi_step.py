@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_families import FAMILIES
 from tiny_models import VOCAB_SIZE, make_tiny
-from worker_plans import Driver, Running, loaded, spec, worker_config
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, loaded, spec, worker_config
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
@@ -81,3 +81,17 @@ def test_steps_end_with_the_last_request(model: Model, config: ResolvedConfig) -
     assert len(goes_on.outputs) == position + 1
     both = decoded(model, config, [spec(eos_token_ids=(stop,)), spec()], [20])
     assert [len(one.outputs) for one in both] == [21, 21], "the other request needs all steps"
+
+
+def test_a_waiting_command_ends_a_plan(model: Model, config: ResolvedConfig) -> None:
+    (wanted,) = decoded(model, config, SAMPLING[:1], [1] * 12)
+    executor = HostExecutor(model, config, NUM_BLOCKS)
+    driver = Driver(model, config, executor)
+    request = driver.admit(0, [(5 * place) % (VOCAB_SIZE - 3) + 3 for place in range(5)], SAMPLING[0])
+    driver.step()
+    looks = iter([False, False, True])
+    executor.pipelined.has_command = lambda: next(looks)
+    assert driver.step(num_steps=8).counts == [3]
+    executor.pipelined.has_command = None
+    assert driver.step(num_steps=9).counts == [9]
+    assert request.outputs == wanted.outputs

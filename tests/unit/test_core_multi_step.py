@@ -5,7 +5,7 @@ import random
 import pytest
 from core_fakes import FakeEngine, TimedEngine
 
-from octavo.core_proc.scheduler.multi_step import MAX_SECONDS, MultiStep
+from octavo.core_proc.scheduler.multi_step import MAX_INTERRUPTIBLE_SECONDS, MAX_SECONDS, MultiStep
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.events import Failed
 from octavo.protocol.ids import pack_ids
@@ -23,7 +23,9 @@ def steps(engine: FakeEngine) -> list[int]:
     return [plan.num_steps for plan in engine.plans]
 
 
-def run_random(engine: FakeEngine, seed: int, aborts: bool = True) -> dict[str, list[int]]:
+def run_random(
+    engine: FakeEngine, seed: int, aborts: bool = True, is_interrupted: bool = False
+) -> dict[str, list[int]]:
     rng, events = random.Random(seed), random.Random(seed)
     for index in range(20):
         prompt = [rng.randrange(1, 50) for _ in range(rng.randint(1, 20))]
@@ -32,6 +34,8 @@ def run_random(engine: FakeEngine, seed: int, aborts: bool = True) -> dict[str, 
             fields |= {"stop_token_ids": tuple(rng.sample(range(1, 50), 4)), "min_tokens": rng.randint(0, 6)}
         engine.submit(f"r{index}", prompt, rng.randint(1, 30), seed=index, **fields)
         for _ in range(events.choice([0, 1, 3, 30])):
+            if is_interrupted:
+                engine.worker.max_steps = events.randint(1, 4)
             if engine.scheduler.has_requests:
                 engine.turn()
         if aborts and events.random() < 0.1:
@@ -43,13 +47,21 @@ def run_random(engine: FakeEngine, seed: int, aborts: bool = True) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "groups", "is_async"), [(64, WINDOWS[:1], True), (40, WINDOWS, False), (64, STATES, True)]
+    ("num_blocks", "groups", "is_async", "is_interrupted"),
+    [
+        (64, WINDOWS[:1], True, False),
+        (64, WINDOWS, True, True),
+        (40, WINDOWS, True, True),
+        (40, WINDOWS, False, False),
+        (64, STATES, True, False),
+    ],
 )
-def test_outputs_are_those_of_single_steps(num_blocks, groups, is_async) -> None:
+def test_outputs_are_those_of_single_steps(num_blocks, groups, is_async, is_interrupted) -> None:
     engine = FakeEngine(num_blocks, groups, num_scheduler_steps=4, async_scheduling=is_async)
     plain = FakeEngine(64, groups, async_scheduling=is_async)
     for seed in range(3):
-        found, wanted = run_random(engine, seed), run_random(plain, seed, aborts=False)
+        found = run_random(engine, seed, is_interrupted=is_interrupted)
+        wanted = run_random(plain, seed, aborts=False)
         assert len(found) > 12
         assert found == {name: wanted[name] for name in found}
         for name in found:
@@ -67,12 +79,34 @@ def test_a_lone_request_gets_several_tokens_per_plan_and_not_one_too_many() -> N
     assert len(engine.plans[-1].scheduled) == 1
 
 
-def test_nothing_is_planned_beside_several_steps() -> None:
-    engine = FakeEngine(num_scheduler_steps=4)
+def test_a_new_request_interrupts_several_steps() -> None:
+    engine, alone = FakeEngine(num_scheduler_steps=4), FakeEngine(num_scheduler_steps=4)
+    output = engine.submit("a", [1, 2, 3], 30)
+    engine.worker.max_steps = 2
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    num_known = len(output.token_ids)
+    assert not engine.scheduler.may_plan(2)
+    engine.submit("b", [4, 5], 30)
+    assert engine.scheduler.may_plan(2)
+    engine.plan()
+    assert [part.num_tokens for part in engine.plans[-1].scheduled] == [2], "the prompt alone"
+    engine.commit()
+    assert len(output.token_ids) == num_known + 2
+    engine.plan()
+    assert [part.start for part in engine.plans[-1].scheduled] == [3 + num_known + 1, 2], "both decode"
+    engine.run()
+    wanted = alone.submit("a", [1, 2, 3], 30)
+    alone.run()
+    assert output.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize(("groups", "changes"), [(STATES, {}), (WINDOWS, {"world_size": 2})])
+def test_a_new_request_waits_for_workers_that_are_not_interrupted(groups, changes) -> None:
+    engine = FakeEngine(64, groups, num_scheduler_steps=4, **changes)
     engine.submit("a", [1, 2, 3], 30)
     while not steps(engine) or steps(engine)[-1] == 1:
         engine.turn()
-    assert not engine.scheduler.may_plan(2)
     engine.submit("b", [4, 5], 30)
     assert not engine.scheduler.may_plan(2)
     engine.commit()
@@ -199,3 +233,9 @@ def test_as_many_steps_as_fit_into_the_time(step_s: float, num_steps: int) -> No
     multi_step = measured(8, 2, step_s)
     assert [multi_step.max_steps(num_requests) for num_requests in (0, 1, 2, 3)] == [1, num_steps, num_steps, 1]
     assert measured(1, 2, step_s).max_steps(2) == 1
+
+
+def test_plans_that_are_interrupted_may_take_longer() -> None:
+    multi_step = MultiStep(64, is_interruptible=True)
+    multi_step.observe(1, MAX_INTERRUPTIBLE_SECONDS / 7.5)
+    assert multi_step.max_steps(1) == 7

@@ -5,6 +5,7 @@ Makes no decisions and sends nothing; the command loop in `worker` does that.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -67,8 +68,7 @@ class PipelinedExecutor:
         encoder: encodes media; `None` if this worker encodes none.
         aligner: aligns texts with audio; `None` if the model attends to no audio.
         repeater: the runner, if it can repeat steps whose arrays were changed in place; `None` if it cannot.
-        answers: whether this is the last pipeline stage, which samples. The other stages learn sampled tokens from
-            later plans, and their results are empty.
+        answers: whether this is the last pipeline stage, which samples; results of the other stages are empty.
     """
 
     def __init__(
@@ -110,6 +110,8 @@ class PipelinedExecutor:
         self._in_flight: deque[InFlightStep] = deque()
         self._clock = StepClock()
         self._drafts = StepDrafts(drafter, len(batch.columns.num_known_S), is_ahead=runner.max_in_flight > 1)
+        self.has_command: Callable[[], bool] | None = None
+        """Whether a command waits, which ends a plan of several steps; None: such plans are not interrupted."""
         self.block_files: BlockFiles | None = None
         """Exchanges blocks with other engines; `None` if the engine does not."""
         self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
@@ -152,7 +154,7 @@ class PipelinedExecutor:
             self._begin(plan, receive_masks)
             return
         self.drain()
-        multi_step = self._multi_step = MultiStep(plan, self._batch)
+        multi_step = self._multi_step = MultiStep(plan, self._batch, self.has_command)
         for step in multi_step.steps():
             self._begin(step, receive_masks)
             self.drain()

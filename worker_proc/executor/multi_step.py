@@ -1,6 +1,6 @@
 """Plans of several decode steps. The worker splits each into steps, and the executor computes them one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -17,17 +17,21 @@ class MultiStep:
     Args:
         plan: plan of several steps.
         batch: batch of the plan's requests.
+        has_command: returns whether a command waits, which ends the plan; `None` if nothing interrupts plans.
     """
 
-    def __init__(self, plan: StepPlan, batch: BatchState) -> None:
+    def __init__(self, plan: StepPlan, batch: BatchState, has_command: Callable[[], bool] | None = None) -> None:
         self._plan = plan
         self._batch = batch
+        self._has_command = has_command or (lambda: False)
         self._results: list[StepResult] = []
         self._running: set[int] = set(range(len(plan.scheduled)))
         """Indices of the requests that no token has ended yet."""
 
     def steps(self) -> Iterator[StepPlan]:
-        """Iterate over one plan per step; the first one carries all changes. Ends when no request needs another step.
+        """Iterate over one plan per step; the first one carries all changes.
+
+        Ends when no request needs another step, or when a command waits.
 
         Call `add` with the result of each step before taking the next.
         """
@@ -36,7 +40,9 @@ class MultiStep:
             scheduled = [Scheduled(entry.slot, entry.start + index, 1, 1) for entry in plan.scheduled]
             if index == 0:
                 yield msgspec.structs.replace(plan, scheduled=scheduled, num_steps=1)
-            elif self._running:
+            elif not self._running or self._has_command():
+                return
+            else:
                 yield StepPlan(plan.sequence, [], [], [], scheduled)
 
     def add(self, result: StepResult) -> None:

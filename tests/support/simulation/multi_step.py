@@ -14,6 +14,7 @@ def execute_steps(
     plan: StepPlan,
     execute: Callable[[StepPlan], StepResult],
     ends: Callable[[int, int, int], bool],
+    max_steps: int,
 ) -> StepResult:
     """Return the result of a plan of several steps.
 
@@ -21,6 +22,7 @@ def execute_steps(
         plan: of decodes alone.
         execute: returns the result of one step.
         ends: whether a token at a position ends the request of a slot: (slot, token, position).
+        max_steps: number of steps after which another command interrupts the plan.
     """
     results: list[StepResult] = []
     running = {part.slot for part in plan.scheduled}
@@ -31,7 +33,7 @@ def execute_steps(
         for part, token_id in zip(parts, results[-1].token_ids, strict=True):
             if ends(part.slot, token_id, part.start + 1):
                 running.discard(part.slot)
-        if not running:
+        if not running or index + 1 == max_steps:
             break
     places = range(len(plan.scheduled))
     logprobs: list[TokenLogprobs | None] = []

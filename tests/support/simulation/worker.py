@@ -81,6 +81,8 @@ class SimulatedWorker:
         self.rows: dict[int, Row] = {}
         self.next_sequence = 0
         self.num_computed_tokens = 0
+        self.max_steps = 64
+        """Steps after which a command interrupts a plan."""
         self.num_adapter_loads = 0
         self.adapters = [""] * (config.lora.max_loras if config.lora else 0)
         """The digest in each adapter slot."""
@@ -122,7 +124,7 @@ class SimulatedWorker:
             return self._execute_step(plan, masks)
         require(is_plain(plan), "several steps of more than decodes")
         self._check_size(plan)
-        return execute_steps(plan, self._execute_step, self._ends)
+        return execute_steps(plan, self._execute_step, self._ends, self.max_steps)
 
     def _ends(self, slot: int, token_id: int, position: int) -> bool:
         admitted = self.rows[slot].admitted
