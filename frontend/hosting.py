@@ -1,4 +1,4 @@
-"""What `octavo serve` needs with and without HTTP: starting or joining engines, signals, periodic log lines.
+"""The parts of `octavo serve` that do not depend on HTTP: starting or joining engines, signals, periodic log lines.
 
 It serves no requests. `AsyncClient` restarts an engine after a failure.
 """

@@ -1,10 +1,10 @@
-"""Streams of answers: assembled as a client would, and compared with the result for the whole text."""
+"""Assembles streamed responses as a client would, and compares them with the result for the complete text."""
 
 from octavo.frontend.tools.answer import AnswerDelta, AnswerFormat, AnswerStream, read_answer
 
 
 def add_up(deltas: list[AnswerDelta], *, is_malformed: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
-    """Put an answer together as a client would, checking the rules of streams on the way."""
+    """Assemble a response as a client would, checking the rules of streams on the way."""
     reasoning, content = "", ""
     names: list[str] = []
     arguments: list[str] = []
@@ -42,7 +42,7 @@ def has_malformed_call(text: str, style: AnswerFormat) -> bool:
 
 
 def check_stream(pieces: list[str], style: AnswerFormat) -> None:
-    """A stream has what the whole text has; it may also have sent the beginning of a malformed call."""
+    """Check that a stream has the contents of the complete text, and at most the start of a malformed call besides."""
     whole, streamed = add_up([read_answer("".join(pieces), style)]), stream(pieces, style)
     if not has_malformed_call("".join(pieces), style):
         assert streamed == whole
@@ -52,7 +52,7 @@ def check_stream(pieces: list[str], style: AnswerFormat) -> None:
 
 
 def check_all_cuts(text: str, style: AnswerFormat) -> None:
-    """One character at a time, and every cut into two."""
+    """Check the stream of single characters, and of every cut into two pieces."""
     whole = add_up([read_answer(text, style)])
     assert stream(list(text), style) == whole
     for cut in range(len(text) + 1):

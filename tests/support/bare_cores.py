@@ -1,4 +1,4 @@
-"""Fake cores that are bare ROUTERs, one after another at one address, and a link to them."""
+"""Fake cores that consist only of a ROUTER socket, one after another at one address, and a link to them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ FACTS = EngineFacts(5, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu
 
 
 class Cores:
-    """The core that lives now, of several at one address."""
+    """Several cores at one address, one after another, of which one is alive."""
 
     def __init__(self, address: str) -> None:
         self.epoch = FACTS.epoch - 1

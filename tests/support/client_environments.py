@@ -13,7 +13,7 @@ from pathlib import Path
 
 INSTALL_TIMEOUT_S = 600
 _COMPLETE = "complete"
-"""Marks an environment whose installation has ended well."""
+"""Name of the file that marks a completely installed environment."""
 
 
 class NotInstallable(Exception):
@@ -22,7 +22,7 @@ class NotInstallable(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """What runs the program of a client."""
+    """The interpreter that runs a client's program."""
 
     path: Path
     interpreter: tuple[str, ...]
@@ -42,7 +42,7 @@ def python_environment(packages: tuple[str, ...]) -> Environment:
     """Return a virtual environment with these packages.
 
     Raises:
-        NotInstallable: with the end of pip's output.
+        NotInstallable: the installation failed; the message has the end of pip's output.
     """
     path = _path("python", packages)
     python = str(path / "bin" / "python")
@@ -58,7 +58,7 @@ def node_environment(packages: tuple[str, ...]) -> Environment:
     """Return a folder with these Node packages.
 
     Raises:
-        NotInstallable: if Node is missing, or with the end of npm's output.
+        NotInstallable: Node is missing, or the installation failed; the message has the end of npm's output.
     """
     node = shutil.which("node")
     if node is None or shutil.which("npm") is None:
@@ -73,7 +73,7 @@ def node_environment(packages: tuple[str, ...]) -> Environment:
 
 
 def isolated_variables(home: Path) -> dict[str, str]:
-    """Return variables for a program that must neither find settings of this machine nor report to its makers."""
+    """Return environment variables that isolate a program from this machine's settings and disable telemetry."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     return {
         **kept,

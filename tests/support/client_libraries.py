@@ -1,4 +1,4 @@
-"""The clients that are tested: their packages, and what each program exercises."""
+"""The client libraries under test: their packages, and the features that each program exercises."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Client:
     """A client library and the program that uses it."""
 
     packages: tuple[str, ...]
-    """With the versions that were tested last; the first one names the client."""
+    """Packages with the versions that were tested last; the first one names the client."""
     program: str
     features: tuple[str, ...]
-    """What the program reports, in this order."""
+    """Features that the program reports, in this order."""
 
     def environment(self) -> Environment:
-        """Return the environment of the program; see `client_environments` for what it raises."""
+        """Return the environment of the program; raises as `client_environments`."""
         install: Callable[[tuple[str, ...]], Environment] = (
             node_environment if self.program.endswith(".mjs") else python_environment
         )

@@ -25,7 +25,7 @@ _HOPPER = 90
 
 
 class _Compilations:
-    """Takes the place of Triton's compiler."""
+    """Replaces Triton's compiler."""
 
     def __init__(self, *, compiles: bool) -> None:
         self.by_file: Counter[str] = Counter()
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     patches.enter_context(no_launch(_HOPPER))
     patches.callback(patch.undo)
     patch.setattr(JITFunction, "_do_compile", lambda *arguments: compilations.compile(*arguments))
-    # A test should launch all that it has, whatever the results are.
+    # A test must make all of its launches, whatever their results are.
     patch.setattr(torch, "equal", lambda *tensors: True)
     patch.setattr(torch.testing, "assert_close", lambda *tensors, **options: None)
     config.stash[_COMPILATIONS], config.stash[_PATCHES] = compilations, patches
@@ -75,7 +75,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what waits for a GPU."""
+    """Run tests that are skipped without a GPU."""
     for item in items:
         item.own_markers = [mark for mark in item.own_markers if "no GPU" not in str(mark.kwargs.get("reason"))]
 
@@ -88,7 +88,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
-    """Give tests the CPU for a device."""
+    """Pass the CPU as the device to tests."""
     outcome = yield
     if fixturedef.argname == "device":
         fixturedef.cached_result = (torch.device("cpu"), *fixturedef.cached_result[1:])
@@ -97,7 +97,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
-    """Pass a test that has found a wrong result."""
+    """Let a test pass that stops because of a wrong result."""
     outcome = yield
     if isinstance(outcome.excinfo[1] if outcome.excinfo else None, (AssertionError, IndexError, RuntimeError)):
         outcome.force_result(True)
@@ -115,6 +115,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _processor_time_s() -> float:
-    """Return the processor time of this process and of the assemblers that it has run."""
+    """Return the CPU time in seconds of this process and of the assemblers that it has run."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime

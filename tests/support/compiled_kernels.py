@@ -27,7 +27,7 @@ ARCHITECTURES = (80, 90, 100)
 """Compute capabilities: Ampere, Hopper, Blackwell."""
 MAX_REGISTERS = 255
 MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""Of one program, by architecture."""
+"""Maximum shared memory of one program in bytes, by architecture."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -37,11 +37,11 @@ class Budget:
     """Resources of a compiled kernel."""
 
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spilled_bytes: int
-    """Stack and local memory per thread: where registers go that do not fit."""
+    """Bytes of stack and local memory per thread, which hold spilled registers."""
     shared_bytes: int
-    """Per program."""
+    """Bytes of shared memory per program."""
     num_warps: int
 
 
@@ -62,21 +62,21 @@ class Compiled:
         return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", self._disassembly)
 
     def loop(self, instruction: str) -> Counter[str]:
-        """Return the same for the shortest loop that has an instruction."""
+        """Return the instruction counts of the shortest loop that contains an instruction."""
         return self.loops(instruction)[0]
 
     def loops(self, instruction: str) -> list[Counter[str]]:
-        """Return the same for all loops that have an instruction, the shortest first."""
+        """Return the instruction counts of all loops that contain an instruction, the shortest first."""
         return loops(self._disassembly, instruction)
 
     @cached_property
     def _disassembly(self) -> str:
-        # Code alone, and no analysis of its dataflow, which takes a fifth of the time and changes no line.
+        # Disassemble code only: dataflow analysis takes five times as long and changes no line.
         return _tool("nvdisasm", self.cubin, "-c", "-ndf")
 
 
 class _Driver:
-    """Triton's driver interface, as far as the compiler needs it."""
+    """The part of Triton's driver interface that the compiler needs."""
 
     def __init__(self, architecture: int) -> None:
         self._architecture = architecture
@@ -113,7 +113,7 @@ def no_launch(architecture: int) -> Iterator[list[Any]]:
 
 
 def compiled(operation: Callable[[], object], architecture: int) -> list[Compiled]:
-    """Return the kernels that `operation` launches, each once, in their order."""
+    """Return the kernels that `operation` launches, without duplicates, in order."""
     with no_launch(architecture) as kernels:
         operation()
     return [_read(kernel) for kernel in {kernel.hash: kernel for kernel in kernels}.values()]

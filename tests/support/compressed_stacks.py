@@ -1,4 +1,4 @@
-"""Stacks of experts as compressed-tensors compresses tensors of three dimensions."""
+"""Stacked expert weights, compressed by compressed-tensors as three-dimensional tensors."""
 
 from pathlib import Path
 from typing import Any

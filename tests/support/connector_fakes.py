@@ -1,4 +1,4 @@
-"""A connector that keeps contents in memory, and an engine that asks it."""
+"""A connector that stores contents in memory, and an engine that uses it."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from octavo.protocol.requests import Submit
 
 
 class Memory(KVConnectorBase):
-    """Keeps contents in a dictionary."""
+    """Stores contents in a dictionary."""
 
     def __init__(self, config: KVConnectorConfig, role: KVConnectorRole) -> None:
         super().__init__(config, role)
@@ -70,7 +70,7 @@ class Memory(KVConnectorBase):
 
 
 def documented_connector(folder: Path, role: str = "kv_both") -> dict[str, Any]:
-    """Return the `kv_transfer_config` of the connector in the documentation, which keeps contents in a folder."""
+    """Return the `kv_transfer_config` of the connector in the documentation, which stores contents in a folder."""
     text = (ROOT / "docs" / "kv-connectors.md").read_text()
     (example,) = re.findall(r"^```python connector\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (module := folder / "folder_connector.py").write_text(example)

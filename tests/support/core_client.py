@@ -19,7 +19,7 @@ from octavo.protocol.requests import Connect, FrontendMessage, Submit
 from octavo.protocol.supervise import Child
 
 TIMEOUT_S = 60.0
-"""Timeout for everything; generous, so that a slow machine fails no test."""
+"""Timeout in seconds of all waits; generous, so that a slow machine fails no test."""
 
 
 class CoreUnderTest:

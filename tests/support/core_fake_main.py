@@ -1,7 +1,7 @@
-"""The real core process over fake workers. Started by name, as `octavo.core_proc` is.
+"""The real core process over fake workers. Started by name, like `octavo.core_proc`.
 
-A signal ends the time limit of the step that is computed, so that no test has to choose a limit that only a hung worker
-exceeds: SIGUSR1 at once, SIGUSR2 as if it had ended long ago, while this process was suspended.
+Signals end the time limit of the step in progress, so that no test depends on a real time limit. SIGUSR1 ends it now.
+SIGUSR2 makes it end long ago, as if this process had been suspended meanwhile.
 """
 
 import signal

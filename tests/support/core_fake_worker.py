@@ -51,7 +51,7 @@ FAULTS = {
     "stay": "never becomes ready, if it is the second of its engine",
 }
 LAST = "last: "
-"""Before a fault that only the last rank shows."""
+"""Prefix of a fault that only the last rank shows."""
 
 NUM_FAILING = 3
 POISON = 13
@@ -66,7 +66,7 @@ def fault_of(spec: WorkerSpec) -> str:
 
 
 def load(fault: str, generation: int) -> None:
-    """Do what the fault wants while a worker loads, if it wants anything."""
+    """Apply the fault while a worker loads, if it belongs there."""
     if fault == "no start" or (fault == "only once" and generation) or (fault == "second try" and generation == 1):
         raise ConfigError("the model file is wrong", phase="loading weights", hint="fetch it again")
     if fault == "vanish":
@@ -80,7 +80,7 @@ def load(fault: str, generation: int) -> None:
 
 
 def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poisoned: set[int]) -> None:
-    """Do what the fault wants before a step is computed, if it wants anything."""
+    """Apply the fault before a step is computed, if it belongs there."""
     is_failing_step = plan.sequence == FAILING_STEP
     poisoned -= set(plan.released)
     poisoned |= {
@@ -99,7 +99,7 @@ def strike(fault: str, spec: WorkerSpec, plan: StepPlan, generation: int, poison
 
 
 def answer_of(command: WarmUp | Profile, spec: WorkerSpec) -> WarmedUp | CommandFailed | Acknowledged:
-    """Return the answer to a command that computes nothing."""
+    """Return the reply to a command that computes nothing."""
     if isinstance(command, WarmUp):
         if fault_of(spec) == "cold":
             return CommandFailed(command.sequence, spec.rank, "NotEnoughMemoryError", "no memory for graphs", "...")

@@ -75,8 +75,8 @@ def core_config(**changes) -> ResolvedConfig:
 def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> CachePlan:
     """Return a plan with this many blocks.
 
-    There are as many blocks of host memory as thousands of bytes. The remaining bytes say how many of them a step may
-    wait for; 0: any number.
+    The host memory size encodes test settings: thousands of bytes are the number of host blocks; the remainder is the
+    number of them that a step may wait for (0: any number).
     """
     num_host_blocks, num_copied = divmod(config.kv_offloading_bytes, 1000)
     num_landing = NUM_LANDING if config.stores_blocks else 0
@@ -95,7 +95,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
 
 
 class FakeWatch:
-    """Reports no files but those that the worker writes; replaces `FileWatch`."""
+    """Reports only files that the worker writes; replaces `FileWatch`."""
 
     def __init__(self, files: dict[bytes, list[int | None]]) -> None:
         self.changes: list[FileChanges] = []
@@ -143,11 +143,11 @@ class FakeEngine:
         **changes,
     ) -> None:
         self.config = core_config(**changes)
-        copies_s = {"host_block_s": host_block_s, "host_state_s": host_block_s}  # a state has the bytes of a block
+        copies_s = {"host_block_s": host_block_s, "host_state_s": host_block_s}  # a state has the size of a block
         plan = msgspec.structs.replace(cache_plan(self.config, num_blocks, groups), **copies_s)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
         self.files: dict[bytes, list[int | None]] = {}
-        """The contents of files, which outlive workers."""
+        """Contents of files, which outlive workers."""
         self._make_worker = partial(
             SimulatedWorker, self.config, num_blocks, groups, plan.num_host_blocks, files=self.files
         )
@@ -157,7 +157,7 @@ class FakeEngine:
         self.outputs: dict[str, Output] = {}
         self._results: deque[StepResult] = deque()
         self.loads: deque[tuple[int, BlocksLoaded | None, OnDone]] = deque()
-        """What the worker loads and stores, the oldest first; with the answer if there is one already."""
+        """Pending loads and stores of the worker, the oldest first, each with the reply if there is one already."""
         self._numbers = itertools.count()
         self._transfers: list[StepHook] = [BlockTransfers(self.scheduler, self)]
         self.watch = FakeWatch(self.files)
@@ -212,7 +212,7 @@ class FakeEngine:
             hook.on_step()
 
     def replace_worker(self) -> None:
-        """Lose the worker with its steps in flight, and go on with a new one."""
+        """Lose the worker with its steps in flight, and continue with a new one."""
         while self.loads:
             self.loads.popleft()[-1](CombinedReply("the worker is lost"))
         self.scheduler.lose_workers()
@@ -222,7 +222,7 @@ class FakeEngine:
         self.worker.next_sequence = next_sequence
 
     def turn(self) -> None:
-        """Run one turn of the core's loop. Loads take as long as some steps, if there are any."""
+        """Run one iteration of the core's loop. Loads, if there are any, take as long as some steps."""
         if self.scheduler.may_plan(self.depth) and self.plan() is not None:
             return
         if self._results:
@@ -265,7 +265,7 @@ class FakeEngine:
 
 
 class TimedEngine(FakeEngine):
-    """A token takes so many seconds, on no clock: each result says how long its step took."""
+    """An engine whose tokens take a fixed number of seconds according to its results; it uses no clock."""
 
     def __init__(self, seconds_per_token: float, **changes) -> None:
         super().__init__(**changes)

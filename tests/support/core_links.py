@@ -26,7 +26,7 @@ SUBMIT = Submit("r", pack_ids([1, 2]), SamplingSpec(max_tokens=4, seed=0))
 
 
 class FakeCore:
-    """Answers nothing by itself but `Connect`."""
+    """Replies only to `Connect` by itself."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self.socket = context.socket(zmq.ROUTER)

@@ -22,7 +22,7 @@ class CountedClient(FakeClient):
         super().__init__(*reply, **config)
         self.priorities: list[int] = []
         self.clock_offset_s = 0.0
-        """Of the engine's clock."""
+        """Offset of the engine's clock in seconds."""
 
     async def generate(self, *prompt: Any, **options: Any) -> AsyncGenerator[RequestOutput]:
         self.priorities.append(effective_priority(options["priority"]))

@@ -1,4 +1,4 @@
-"""What tests fetch: the chat model of `scripts/serve`, models for embeddings and speech, speech, vLLM's source."""
+"""Downloads for tests: chat, embedding and speech models, a speech synthesizer, and vLLM's source."""
 
 import os
 import subprocess
@@ -19,7 +19,8 @@ def default_model() -> Path:
     """Return the path of the GGUF file, fetching it if it is not in the cache.
 
     Raises:
-        ModelMissing: with the script's output, and how to run the tests that need no model.
+        ModelMissing: the download failed; the message has the script's output and says how to run tests without a
+            model.
     """
     return _fetched("fetch_default_model.py")
 
@@ -68,7 +69,7 @@ def _fetched(script: str, *arguments: str) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(_SCRIPTS)}
     command = [sys.executable, "-P", _SCRIPTS / script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode != 0:  # once more: the network may have been away for a moment
+    if done.returncode != 0:  # retry once: the network may have been unavailable for a moment
         time.sleep(5.0)
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:

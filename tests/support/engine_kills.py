@@ -27,14 +27,14 @@ def worker_of(client: AsyncClient, rank: int = 0) -> int:
 
 
 def fork_server_of(client: AsyncClient) -> int:
-    """Return the process from which the worker was forked; this process may have others, of other engines."""
+    """Return the process from which the worker was forked; this process may have fork servers of other engines, too."""
     return parent_of(worker_of(client))
 
 
 async def kill_worker_and_core(
     client: AsyncClient, at_worker: Path, at_core: Path, running: "asyncio.Future[Any]"
 ) -> None:
-    """Kill the worker that hangs at the first mark of `hung_steps`, and the core whose worker hangs at the second."""
+    """Kill the worker that hangs at the first mark of `hung_steps`, then the core whose worker hangs at the second."""
     await until(at_worker.exists)
     assert not running.done()
     os.kill(worker_of(client), signal.SIGKILL)
@@ -46,8 +46,9 @@ async def kill_worker_and_core(
 async def assert_deaths_change_nothing(
     client: AsyncClient, prompt_of: Callable[[int], Any], params: SamplingParams, num_requests: int = 9
 ) -> None:
-    """Kill the worker and then the core while requests run, which must have the tokens and logprobs that they have
-    without. `params` has logprobs; each request has a seed of its own. The engine has `hung_steps.PLUGIN`.
+    """Kill the worker and then the core while requests run; tokens and logprobs must equal those of an undisturbed run.
+
+    `params` must request logprobs; each request has a seed of its own. The engine must have `hung_steps.PLUGIN`.
     """
 
     async def ask(seed: int, extra_args: dict[str, Any] | None = None) -> object:

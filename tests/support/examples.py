@@ -1,8 +1,8 @@
-"""How many random examples a property is tried with."""
+"""The number of random examples of a property test."""
 
 from hypothesis import settings
 
 
 def examples(short: int, long: int) -> int:
-    """Return the number of a usual run, or the larger one of `--long`, which also draws others in every run."""
+    """Return `short`, or with `--long` the larger number; `--long` also draws other examples in every run."""
     return long if settings.get_current_profile_name() == "long" else short

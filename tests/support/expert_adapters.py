@@ -1,4 +1,4 @@
-"""Adapters of layers of experts for tests, and what they mean: weights with the adapters merged into them."""
+"""LoRA adapters of expert layers for tests, and their effect: weights with the adapters merged into them."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from octavo.kernels.routing import route
 
 NUM_TOKENS, NUM_SLOTS, MAX_RANK = 150, 3, 24
 RANKS = (8, 24, 3)
-"""Of the adapters; some of their experts and parts are as they are."""
+"""Ranks of the adapters; some of their experts and parts have no adapter."""
 LAYERS = {name: cases.CASES[name] for name in ("small", "biases", "no gates", "one expert")}
 
 
@@ -26,7 +26,7 @@ def random_part(rank: int, inputs: int, outputs: int, seed: int) -> LoraPart:
 
 
 def adapter_of(slot: int, layer: Layer) -> tuple[list[LoraPart | None], list[LoraPart | None]]:
-    """Return the parts of gates and ups, and those of downs."""
+    """Return the adapter's parts for gates and ups, and for downs."""
     gates_and_ups: list[LoraPart | None] = []
     downs: list[LoraPart | None] = []
     num_parts = 1 if layer.activation == "relu2" else 2
@@ -41,7 +41,7 @@ def adapter_of(slot: int, layer: Layer) -> tuple[list[LoraPart | None], list[Lor
 
 
 def new_adapters(layer: Layer, dtype: torch.dtype, own: range, new: Callable[[LoraShape], LoraSlots]) -> ExpertAdapters:
-    """Return slots that are filled, for the experts `own`."""
+    """Return filled slots for the experts `own`."""
     num_parts = 1 if layer.activation == "relu2" else 2
     sizes = [(layer.width, (layer.intermediate,) * num_parts), (layer.intermediate, (layer.width,))]
     slots = [new(LoraShape(inputs, parts, NUM_SLOTS, MAX_RANK, dtype, num_experts=len(own))) for inputs, parts in sizes]
@@ -53,7 +53,7 @@ def new_adapters(layer: Layer, dtype: torch.dtype, own: range, new: Callable[[Lo
 
 
 def merged(layer: Layer, weights: dict[str, Tensor], slot: int) -> dict[str, Tensor]:
-    """Return the weights with an adapter in them."""
+    """Return the weights with an adapter merged into them."""
     result = {name: tensor.clone() for name, tensor in weights.items()}
     gates_and_ups, downs = adapter_of(slot, layer)
     names = ["up_EID"] if layer.activation == "relu2" else ["gate_EID", "up_EID"]

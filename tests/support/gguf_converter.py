@@ -1,7 +1,7 @@
-"""Writes a GGUF file of a whole tiny model, as the converter of llama.cpp does: names, keys, and the order of rows.
+"""Writes a GGUF file of a complete tiny model like the converter of llama.cpp: names, keys, and the order of rows.
 
-The names come from the `gguf` package. What is done to each architecture is stated here from llama.cpp's converter, so
-that our reader has an independent counterpart.
+The names come from the `gguf` package. The transformations of each architecture are restated here from llama.cpp's
+converter, so that our reader has an independent counterpart.
 """
 
 # long: one table of what is done to each architecture
@@ -25,15 +25,15 @@ Arrays = Iterator[tuple[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What llama.cpp's converter does to an architecture of Hugging Face."""
+    """The transformations that llama.cpp's converter applies to an architecture of Hugging Face."""
 
     arch: MODEL_ARCH
     keys: Callable[[GGUFWriter, Config], None]
-    """Writes the keys that not every architecture has."""
+    """Writes the keys that only some architectures have."""
     is_permuted: bool = False
     adds_one: bool = False
     change: Callable[[str, np.ndarray, Config], Arrays] = lambda name, values, config: iter([(name, values)])
-    """Returns what replaces a tensor, still under Hugging Face's names."""
+    """Returns the replacement of a tensor, still under Hugging Face's names."""
 
 
 def convert(
@@ -91,7 +91,7 @@ def converted(tensors: dict[str, np.ndarray], config: Config, conversion: Conver
 
 
 def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
-    """Row i and row i + half of a head become its rows 2i and 2i + 1."""
+    """Interleave rows: row i and row i + half of a head become its rows 2i and 2i + 1."""
     halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
@@ -205,7 +205,7 @@ def write_tokenizer(writer: GGUFWriter, model: Path) -> None:
 
 
 def no_keys(writer: GGUFWriter, config: Config) -> None:
-    """Only the common keys."""
+    """Write no further keys."""
 
 
 def rotary_keys(writer: GGUFWriter, config: Config) -> None:
@@ -471,4 +471,4 @@ CONVERSIONS = {
     "Lfm2MoeForCausalLM": Conversion(MODEL_ARCH.LFM2MOE, lfm2_moe_keys, change=lfm2_parts),
     "GptOssForCausalLM": Conversion(MODEL_ARCH.GPT_OSS, gpt_oss_keys, change=gpt_oss_parts),
 }
-"""By `architectures[0]` of a `config.json`."""
+"""Conversions by `architectures[0]` of a `config.json`."""

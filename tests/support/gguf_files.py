@@ -113,7 +113,7 @@ def gguf_name(architecture: str, name: str) -> str:
 
 
 def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Row i and row i + half of a head become its rows 2i and 2i + 1."""
+    """Interleave rows: row i and row i + half of a head become its rows 2i and 2i + 1."""
     heads = np.split(values, num_heads)
     half = len(heads[0]) // 2
     order = [index for i in range(half) for index in (i, i + half)]

@@ -1,10 +1,10 @@
-"""Writes ggml's K-quants, which the gguf package only reads: simply, not as well as llama.cpp chooses scales."""
+"""Writes ggml's K-quants, which the gguf package only reads; scales are simpler and less accurate than llama.cpp's."""
 
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 VALUES = 256
-"""Of a block."""
+"""Number of values of a block."""
 
 
 def quantize_k(values: np.ndarray, kind: Type) -> np.ndarray:
@@ -31,7 +31,7 @@ def _q4_or_q5_k(blocks: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _coarse(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one float16 per block and six bits per group whose product is near the values."""
+    """Return one float16 per block and six bits per group whose products approximate the values."""
     d = (values.max(axis=1, keepdims=True) / 63).astype(np.float16)
     return d, np.round(values / np.where(d == 0, 1, d.astype(np.float32))).clip(0, 63).astype(np.uint8)
 

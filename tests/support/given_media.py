@@ -1,4 +1,4 @@
-"""The rows that the tower of a model makes of pictures, computed in this process: what callers may send as rows."""
+"""Computes the rows of pictures with a model's vision tower in this process, as callers may send them."""
 
 from pathlib import Path
 from typing import Any

@@ -12,13 +12,13 @@ from octavo.kernels.paged_attention import AttentionShape, gpu, int8_cache, refe
 from octavo.kernels.paged_attention.gpu import StepAttention
 
 Part = tuple[int, int, int]
-"""Request, rows of the step, keys in all."""
+"""(request, rows of the step, total number of keys)."""
 
 
 def step_of(
     device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape
 ) -> tuple[StepAttention, Tensor, list[int]]:
-    """Plan a step; returns it with its queries."""
+    """Plan a step; return it with its queries."""
     starts = np.cumsum([0, *(rows for _, rows, _ in parts)]).tolist()
     tables = data.block_table[[request for request, _, _ in parts]].to(device)
     queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
@@ -42,7 +42,7 @@ def attend(
     shape: AttentionShape,
     sinks: Tensor | None = None,
 ) -> list[Tensor]:
-    """Attend for some parts in one step; returns each one's rows."""
+    """Attend for some parts in one step; return the output rows of each part."""
     step, queries, _ = step_of(device, data, parts, block_size, shape)
     sinks = None if sinks is None else sinks.to(device)
     out = step(queries, on_device(data.k_cache, device), on_device(data.v_cache, device), sinks_N=sinks)
@@ -78,7 +78,7 @@ def check(
 def family(
     num_members: int, shared: int, own: list[int], shape: AttentionShape, dtype: torch.dtype, seed: int
 ) -> Paged:
-    """Return requests of which each has the first keys of the first one, and then its own."""
+    """Return requests that share a prefix with the first request and then differ."""
     data = paged([shared + own[0], *own[1:num_members]], 16, shape, dtype, seed)
     blocks = shared // 16
     table = torch.zeros(num_members, blocks + max(own) // 16 + 2, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""What the tests of steps on a GPU share: requests, settings, and a core that drives an executor."""
+"""Shared by the tests of steps on a GPU: requests, settings, and a core that drives an executor."""
 
 import random
 from collections import deque
@@ -96,7 +96,7 @@ def driver(
 
 
 class DeviceExecutor:
-    """Begins each plan when it is made, in graphs where it fits."""
+    """Starts each plan when it is made, in CUDA graphs where possible."""
 
     def __init__(self, model: Model, config: ResolvedConfig, stream: Stream) -> None:
         self._results: deque[StepResult] = deque()
@@ -113,7 +113,7 @@ class DeviceExecutor:
             _capture_graphs(self.pipelined)
 
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None:
-        """Have the device compute a plan after those before it."""
+        """Make the device compute a plan after the earlier ones."""
         self.pipelined.begin(plan, receive_masks)
 
     def take_result(self) -> StepResult:
@@ -130,7 +130,7 @@ def _capture_graphs(executor: PipelinedExecutor) -> None:
 
 
 def assert_equal(request: Running, expected: Running) -> None:
-    """The same tokens, and logprobs that are equal but for rounding."""
+    """Check that tokens are equal, and logprobs are equal up to rounding."""
     assert request.outputs[: len(expected.outputs)] == expected.outputs
     for found, wanted in zip(
         request.logprobs + request.prompt_logprobs, expected.logprobs + expected.prompt_logprobs, strict=True

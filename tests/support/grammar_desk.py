@@ -28,7 +28,7 @@ def token(letter: str) -> int:
 
 
 def letters(mask: bytes) -> str:
-    """The tokens that a mask allows; the two special ones as digits."""
+    """Return the tokens that a mask allows; the two special tokens as digits."""
     names = ["0", "1", *"abcdefghijklmnopqrstuvwxyz"]
     bits = int.from_bytes(mask, "little")
     assert len(mask) == 8 and bits < 1 << VOCAB_SIZE
@@ -36,7 +36,7 @@ def letters(mask: bytes) -> str:
 
 
 class FakeWorkers:
-    """Keeps the masks of each step that awaited some."""
+    """Keeps the masks of each step that waited for masks."""
 
     def __init__(self) -> None:
         self.supplied: list[list[TokenMask]] = []
@@ -89,13 +89,13 @@ class Desk:
         return events + self.grammars.on_step()
 
     def take_letters(self) -> list[list[str]]:
-        """The masks supplied since the last call."""
+        """Return the masks supplied since the last call."""
         supplied, self.workers.supplied = self.workers.supplied, []
         return [[letters(mask) for _, _, mask in masks] for masks in supplied]
 
 
 def ends(events: list[ClientEvent]) -> list[Any]:
-    """What ended, and how."""
+    """Return the finished requests and their reasons."""
     return [
         (event.request_id, event.reason if isinstance(event, Finished) else (event.kind, event.param))
         for _, event in by_request(events)

@@ -1,4 +1,4 @@
-"""Whether texts are outputs of a grammar, over a vocabulary of bytes."""
+"""Checks whether texts are outputs of a grammar, over a vocabulary of bytes."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ def compiled(form: StructuredOutputsParams) -> Matcher:
 
 
 def fits(matcher: Matcher, text: str) -> bool:
-    """Return whether the text is a whole output of the grammar."""
+    """Return whether the text is a complete output of the grammar."""
     matcher = matcher.copy()
     if not all(matcher.accept(byte) for byte in text.encode()):
         return False

@@ -21,7 +21,7 @@ def allowed(mask: bytearray) -> list[int]:
 
 
 def walk(tokens: GrammarTokens, spec: GrammarSpec, rng: random.Random, max_tokens: int = 400) -> bytes | None:
-    """Return one output that the grammar calls complete, None if there was none within `max_tokens`."""
+    """Return one complete output of the grammar. `None` if there was none within `max_tokens`."""
     matcher, output = Matcher.compile(tokens, source_of(spec)), b""
     for _ in range(max_tokens):
         mask, may_end = matcher.mask()
@@ -40,7 +40,7 @@ def walk(tokens: GrammarTokens, spec: GrammarSpec, rng: random.Random, max_token
 
 
 def walks(tokens: GrammarTokens, spec: GrammarSpec, seed: int, count: int) -> Iterator[bytes]:
-    """Yield the outputs of several walks that came to an end."""
+    """Yield the complete outputs of several walks."""
     rng = random.Random(seed)
     for _ in range(count):
         if (output := walk(tokens, spec, rng)) is not None:

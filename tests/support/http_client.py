@@ -28,7 +28,7 @@ from octavo.protocol.config import ServerConfig
 URL = "http://octavo.test"
 
 PLAIN = ServerConfig(fingerprint_mode="none")
-"""Answers without a fingerprint, which would differ with each release."""
+"""Configuration without a fingerprint in responses, which would differ between releases."""
 
 
 def application(
@@ -127,7 +127,7 @@ def post(client: FakeClient, path: str, body: Any, **options: Any) -> httpx.Resp
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """Return the events of a stream; the last must be the end mark, which is left out."""
+    """Return the events of a stream without its last one, which must be the end mark."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     blocks = response.text.split("\n\n")
@@ -159,7 +159,7 @@ class Caller:
         self.writer.write(data)
 
     def ask(self, path: str, body: Any, *lines: str) -> None:
-        """Send a request with a JSON body, and more header lines if need be."""
+        """Send a request with a JSON body, and with further header lines."""
         content = json.dumps(body).encode()
         head = [f"POST {path} HTTP/1.1", "host: octavo.test", "content-type: application/json"]
         head += [f"content-length: {len(content)}", *lines]
@@ -169,7 +169,7 @@ class Caller:
         return await asyncio.wait_for(self.reader.readuntil(mark), 30)
 
     async def read_response(self) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of a response with a content length, or of one in chunks."""
+        """Return status, headers and body of a response with a content length or in chunks."""
         head, *lines = (await self.read_until(b"\r\n\r\n")).decode().rstrip("\r\n").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines)
         if headers.get("transfer-encoding") == "chunked":

@@ -1,4 +1,4 @@
-"""The certificates of the system, read once: httpx reads them for every client and every `httpx.get`, in 70 ms."""
+"""Reads the system's certificates once: httpx reads them for every client and every `httpx.get`, in 70 ms."""
 
 import functools
 import ssl
@@ -8,7 +8,7 @@ import httpx._transports.default as transports
 
 
 def share_certificates() -> None:
-    """Give all clients of this process that say nothing about certificates one SSL context."""
+    """Give all clients of this process that do not configure certificates the same SSL context."""
     create = transports.create_ssl_context
     shared = functools.cache(create)
 

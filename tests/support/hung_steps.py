@@ -1,4 +1,4 @@
-"""A logits processor that hangs: a test kills processes at a known place, while its requests certainly run."""
+"""A logits processor that hangs, so that a test can kill processes at a known point while its requests run."""
 
 import time
 from pathlib import Path
@@ -11,9 +11,9 @@ PLUGIN = f"{__file__}:HungSteps"
 
 
 def hang_at(marks: dict[int, Path]) -> dict[str, Any]:
-    """Return the `extra_args` of a request that hangs its worker when it has so many tokens. Its tokens are the same.
+    """Return the `extra_args` of a request that hangs its worker at the given numbers of tokens. Tokens are unaffected.
 
-    The worker creates the mark's file first. A mark whose file exists is passed, so each one hangs one worker.
+    The worker first creates the mark's file. A mark whose file exists is skipped, so each mark hangs only one worker.
     """
     return {"hang_at": [(num_tokens, str(path)) for num_tokens, path in marks.items()]}
 
@@ -22,11 +22,11 @@ class HungSteps(AdapterLogitsProcessor):
     """Hangs at the marks of a request."""
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: for greedy requests it must not be left out either."""
+        """Return `False`, so that the processor also runs for greedy requests."""
         return False
 
     def new_req_logits_processor(self, params: Any) -> Any:
-        """Return what hangs, or None."""
+        """Return the request's processor. `None` if it has no marks."""
         marks = [(num_tokens, Path(path)) for num_tokens, path in (params.extra_args or {}).get("hang_at", ())]
 
         def hang(output: Any, logits: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A real client and link whose core never answers: measures what the frontend alone keeps and does."""
+"""A real client and link whose core never replies, to measure the memory and work of the frontend alone."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ MAX_MODEL_LEN = 10**6
 
 
 class IdleWire:
-    """Counts the messages that are sent, except aborts, and keeps them only on request."""
+    """Counts sent messages, except aborts, and keeps them only on request."""
 
     fault = ""
 
@@ -81,5 +81,5 @@ def idle_client() -> tuple[AsyncClient, IdleLink]:
 
 
 def shut(client: AsyncClient) -> None:
-    """End the threads of a client without closing sockets that it does not have."""
+    """Stop the threads of a client without closing sockets that it does not have."""
     client._text.close()

@@ -1,7 +1,7 @@
-"""Triton's interpreter without the work that it repeats for every operation of a kernel: a quarter of its time remains.
+"""Speeds up Triton's interpreter by not repeating work for every operation of a kernel: it takes a quarter of the time.
 
 It computes the same values and makes the same checks. Most of the time of tests/gpu was spent on descriptions of
-tensors, not on numbers. The functions replaced are those of Triton 3.6.
+tensors, not on numbers. The replaced functions are those of Triton 3.6.
 """
 
 import functools
@@ -84,7 +84,7 @@ def _patch_attribute(
 
 
 def _patch_language_for_good() -> None:
-    """Give `triton.language` its interpreted form once, not at every call of every device function."""
+    """Give `triton.language` its interpreted form once, instead of at every call of every device function."""
     interpreter._patch_attr = _patch_attribute
     scope = interpreter._LangPatchScope()
     for language in (tl, tl.core):
@@ -97,7 +97,7 @@ def _patch_language_for_good() -> None:
 
 
 class Shape(NamedTuple):
-    """What Triton derives from the sizes of a tensor, for its type and for its value."""
+    """Values that Triton derives from the sizes of a tensor, for its type and for its value."""
 
     of_type: tl.tuple
     of_value: tl.tuple

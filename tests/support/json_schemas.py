@@ -1,4 +1,4 @@
-"""JSON Schemas of the kinds that applications send, and a strategy for others."""
+"""JSON Schemas of the kinds that applications send, and a strategy for random ones."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ UNENFORCEABLE: dict[str, Any] = {
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
     "format": {"type": "object", "properties": {"a": {"type": "string", "format": "nonsense"}}},
 }
-"""Schemas with a keyword that cannot be enforced, by what an error names."""
+"""Schemas with a keyword that cannot be enforced, by the name that the error contains."""
 
 _LEAVES = st.one_of(
     st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": "number"}, {"const": "c"}, {}]),

@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Normal numbers, the same for the same arguments."""
+    """Return normally distributed numbers, the same for the same arguments."""
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Same shape and dtype, and close relative to each value, or to the largest for small ones."""
+    """Check shape, dtype and values: close relative to each value, or for small values relative to the largest."""
     assert actual.dtype == expected.dtype
     atol = tolerance * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=atol)
 
 
 def assert_rows_independent(operation: Callable[[Tensor], Tensor], rows: Tensor) -> None:
-    """Every run of rows gives the same bits alone, in the whole, and beside other rows."""
+    """Check that every run of rows gives the same bits alone, in the full batch, and next to other rows."""
     whole = operation(rows)
     num_rows = rows.shape[0]
     other = torch.flip(rows, (0,)) * 3

@@ -284,7 +284,7 @@ def store_latent() -> None:
 
 
 STATE_SLOTS = DeviceSlots(empty(5, dtype=I64), empty(4, dtype=I64), empty(4, dtype=I64))
-"""Of four requests, which compute 8 tokens."""
+"""Slots of four requests, which compute 8 tokens."""
 
 
 def convolve(channels: int, width: int, *, has_silu: bool) -> None:
@@ -471,7 +471,7 @@ EARLY = (
     "rope_store_kv, Llama-3.1-8B",
     "silu_and_mul, 14336",
 )
-"""Kernels that may begin before the kernel ahead of them ends."""
+"""Kernels that may begin before the preceding kernel ends (programmatic dependent launch)."""
 LAUNCHES |= {f"{name}, early": early(LAUNCHES[name]) for name in EARLY}
 
 ONLY_ON: dict[str, tuple[int, ...]] = (

@@ -32,7 +32,7 @@ def leaked_processes(mark: str, *, timeout_s: float) -> dict[int, str]:
 
 
 def kill(pids: list[int]) -> None:
-    """Kill the processes; those that have already exited are skipped."""
+    """Kill the processes; skip those that have already exited."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -41,7 +41,7 @@ def multiply(
 
 
 def assert_product(library: NativeLibrary, x: Tensor, packed: NativeLinear, expected: Tensor, tolerance: float) -> None:
-    """Close to what is expected, and the same bits for a row in any batch, on any threads, in any view."""
+    """Check a product, and that each row has the same bits in any batch, on any number of threads, in any view."""
     whole = multiply(library, x, packed)
     error = (whole.double() - expected).abs().max()
     assert error <= tolerance * expected.abs().max().clamp(min=1e-30), f"error {error}"

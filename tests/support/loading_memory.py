@@ -39,7 +39,7 @@ def anonymous_bytes() -> int:
 
 
 class Peak:
-    """The most anonymous memory while it runs, by samples."""
+    """Peak anonymous memory while it runs, by sampling."""
 
     def __init__(self) -> None:
         self.bytes = anonymous_bytes()

@@ -1,4 +1,4 @@
-"""Compares prompts with images, videos or sounds, their tokens and logprobs, with what `transformers` gives."""
+"""Compares prompts with images, videos or audio clips, their tokens and logprobs, with `transformers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from octavo import LLM, SamplingParams
 from octavo.frontend.outputs import RequestOutput
 
 _OF_TEXT = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
-"""What processors say of each token of text."""
+"""Outputs of processors for each token of text, and their values."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 
 
 def prompt(text: str, *images: Any) -> dict[str, Any]:
-    """Return a prompt with pictures, given as such, or by their seeds and perhaps sizes."""
+    """Return a prompt with pictures, given directly, or by seed and optionally size."""
     pictures = [
         picture(*image) if isinstance(image, tuple) else picture(image) if isinstance(image, int) else image
         for image in images
@@ -29,12 +29,12 @@ def prompt(text: str, *images: Any) -> dict[str, Any]:
 
 
 def sound_prompt(text: str, *sounds: tuple[int, float]) -> dict[str, Any]:
-    """Return a prompt with sounds, given by their seeds and seconds."""
+    """Return a prompt with audio clips, given by (seed, seconds)."""
     return {"prompt": text, "multi_modal_data": {"audio": [(sound(*one), RATE) for one in sounds]}}
 
 
 def video_prompt(text: str, *videos: tuple[Any, ...], images: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return a prompt with videos, given by their seeds, frames, heights, widths and frames in a second."""
+    """Return a prompt with videos, given by (seed, frames, height, width, frames per second)."""
     clips = [(clip(*one[:-1]), {"fps": one[-1]}) for one in videos]
     data = {"video": clips, "image": [picture(*one) for one in images] or None}
     return {"prompt": text, "multi_modal_data": data}

@@ -1,4 +1,4 @@
-"""Logprobs of a small model at all positions of one prompt, and how much those of two models differ."""
+"""Logprobs of a small model at all positions of one prompt, and the difference between two models."""
 
 import torch
 from tiny_models import VOCAB_SIZE
@@ -16,7 +16,7 @@ def kinds(model: Model) -> set[str]:
 
 
 def logprobs(config: ResolvedConfig, *, is_native: bool = True, model: Model | None = None) -> torch.Tensor:
-    """Return the logprobs of all tokens at all positions of the prompt but the last."""
+    """Return the logprobs of all tokens at all positions of the prompt except the last."""
     model = model or loaded(config, is_native=is_native)
     entries = alone(model, config, PROMPT, spec(prompt_logprobs=VOCAB_SIZE), 1).prompt_logprobs
     rows = torch.zeros(len(entries), VOCAB_SIZE)
@@ -27,5 +27,5 @@ def logprobs(config: ResolvedConfig, *, is_native: bool = True, model: Model | N
 
 
 def difference(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the error of one, relative to how much logprobs vary."""
+    """Return the RMS difference of two results, relative to the standard deviation of the second."""
     return float((first - second).pow(2).mean().sqrt() / second.std(dim=1).mean())

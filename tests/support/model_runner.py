@@ -73,9 +73,9 @@ class Runner:
     model: Model
     dtype: torch.dtype
     max_len: int = MAX_LEN
-    """Of a request."""
+    """Maximum length of a request in tokens."""
     adapters: list[int] = field(default_factory=lambda: [NO_ADAPTER] * 4)
-    """The slot of each request's adapter."""
+    """Adapter slot of each request."""
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -86,10 +86,10 @@ class Runner:
             .int()
             .view(num_groups, 4, self.num_blocks // 4 // max(num_groups, 1))
         )
-        """Of each cache group."""
+        """Block tables, by cache group."""
         self.num_steps = 0
         self.state_slots = [0, 2, 4, 6]
-        """Where the state of each request is: one of two slots."""
+        """Slot of each request's state: one of two."""
         self.forward = self._forward()
 
     def _forward(self) -> Forward:
@@ -197,7 +197,7 @@ def results_of_transformers(model: PreTrainedModel) -> tuple[list[Tensor], Tenso
 
 
 def assert_equals_transformers(runner: Runner, logits: list[Tensor], greedy: Tensor) -> None:
-    """The same probabilities and greedy tokens as `results_of_transformers` returned."""
+    """Check that probabilities and greedy tokens equal those of `results_of_transformers`."""
     tokens = prompts(VOCAB_SIZE)
     for request, theirs in enumerate(logits):
         actual = runner.in_chunks(tokens, request, [len(tokens[request])])
@@ -206,7 +206,7 @@ def assert_equals_transformers(runner: Runner, logits: list[Tensor], greedy: Ten
 
 
 def assert_chunks_and_batches_do_not_change_a_bit(runner: Runner) -> None:
-    """Each position has the logits that it has if its request is computed alone and at once."""
+    """Check that each position has the logits, bit for bit, of its request computed alone in one step."""
     tokens = prompts(VOCAB_SIZE)
     whole = [runner.in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
     assert all(bool(logits.isfinite().all()) for logits in whole)

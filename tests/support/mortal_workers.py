@@ -35,20 +35,20 @@ FACTS = DeviceFacts(
 
 @dataclass
 class Faults:
-    """The failures of one engine's groups."""
+    """Failures of the worker groups of one engine."""
 
     is_fatal: Callable[[StepPlan, SimulatedWorker], bool] = lambda plan, worker: False
-    """Called with each step before it is computed; True ends the group."""
+    """Called with each step before it is computed; `True` kills the group."""
     hangs_at: set[tuple[int, int]] = field(default_factory=set)
-    """(group, step of the group) that never ends."""
+    """(group, step of the group) of steps that never end."""
     failed_starts: set[int] = field(default_factory=set)
-    """Groups that never become ready, and report that."""
+    """Groups that never become ready, and report a failure."""
     silent_starts: set[int] = field(default_factory=set)
     """Groups that never become ready, and report nothing."""
     is_mute: bool = False
-    """True: groups never acknowledge `Profile`."""
+    """Whether groups never acknowledge `Profile`."""
     unmade: set[int] = field(default_factory=set)
-    """Groups whose processes cannot even be started."""
+    """Groups whose processes cannot be started."""
 
 
 class MortalGroup:
