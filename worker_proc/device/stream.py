@@ -19,7 +19,7 @@ class DeviceEvent(Protocol):
         """Return whether all work before it is finished. Never blocks."""
 
     def wait(self) -> None:
-        """Blocks until: all work before it is finished, without using the processor. Any thread may call it."""
+        """Blocks until all work before it is finished, without using the processor. Any thread may call it."""
 
     def seconds_since(self, earlier: Any) -> float:
         """Return the time of the device between an earlier event of the same stream and this one; both are done."""
@@ -56,7 +56,7 @@ class Stream(Protocol):
     def run_aside(self, body: Callable[[], object]) -> None:
         """Launch the work of a function on a second stream, from another thread than that of the steps.
 
-        Blocks until: it is finished.
+        Blocks until it is finished.
         """
 
     def new_graph_pool(self) -> GraphPool:
@@ -66,7 +66,7 @@ class Stream(Protocol):
         """Return a graph of the kernels that a function launches, without running them.
 
         The graphs of a pool share its memory: tensors allocated within `body` keep the values of a replay until the
-        next replay of any of these graphs. Blocks until: all work before is finished.
+        next replay of any of these graphs. Blocks until all earlier work is finished.
         """
 
 

@@ -142,7 +142,7 @@ class PipelinedExecutor:
             receive_masks: waits for the step's masks and returns them. Called after all earlier results have been
                 delivered, because the core builds the masks from them.
 
-        Blocks until: all earlier steps are over, if drafts will follow (`plan.num_drafts`), if a request of this step
+        Blocks until all earlier steps are over, if drafts will follow (`plan.num_drafts`), if a request of this step
             has a mask or a bad word of several tokens, or if the engine has logits processors. Also until this step is
             over, if the plan has several steps, or if the step verifies drafts of a draft model, or of a head with
             draws in rounds. Otherwise until fewer than `max_in_flight` steps are in flight.

@@ -73,7 +73,7 @@ class AdapterLoader:
             self._placed[digest] = {new_of[layer]: parts for layer, parts in placed.items()}
 
     def apply(self, loads: Sequence[AdapterLoad]) -> list[AdapterFault]:
-        """Carry out the loads of a plan in their order; returns those that have failed."""
+        """Carry out the loads of a plan in their order. Return those that have failed."""
         return [fault for load in loads if (fault := self._load(load)) is not None]
 
     def _load(self, load: AdapterLoad) -> AdapterFault | None:

@@ -1,4 +1,4 @@
-"""`Aligner`: when the tokens of a text are spoken, in the sound that they attend to."""
+"""`Aligner`: when the tokens of a text are spoken, in the audio clip that they attend to."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ class Aligner:
 
     Args:
         forward: `Forward` of the model.
-        cache: the keys of sounds.
+        cache: the keys of audio clips.
         library: native kernels; `None` if torch computes.
     """
 
@@ -70,7 +70,7 @@ class Aligner:
         return found
 
     def _aligned(self, spec: AlignmentSpec, row: Row, place: int) -> Floats:
-        """Return the first row of the sound for each token."""
+        """Return the first row of the audio clip for each token."""
         queries_TC = np.concatenate(row.collected.chunks)[spec.first :]
         queries_HTD = queries_TC.reshape(len(queries_TC), len(spec.heads), -1).transpose(1, 0, 2)
         weights = np.empty((len(spec.heads), len(queries_TC), self._cache.num_keys), dtype=np.float32)

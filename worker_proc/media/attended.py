@@ -61,7 +61,7 @@ class AttendedItems:
         return place
 
     def evict(self, digest: bytes) -> bool:
-        """Forget an item; returns whether it was here."""
+        """Forget an item. Return whether it was here."""
         if (place := self._places.pop(digest, None)) is None:
             return False
         self._free.append(place)

@@ -128,7 +128,7 @@ class MediaEncoder:
         return [(slot, self._attended.place_of(media.digests[index])) for slot, index in media.attended]
 
     def _evict(self, digest: bytes) -> bool:
-        """Forget an item; returns whether it was kept."""
+        """Forget an item. Return whether it was kept."""
         if self._attended is not None:
             return self._attended.evict(digest)
         kept: dict[bytes, Any] = self._vectors if self._makes_vectors else self._results

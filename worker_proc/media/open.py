@@ -30,7 +30,7 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
         stream: stream of the device; `None` if the host computes.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory for it.
+        MemoryError, RuntimeError: not enough memory.
     """
     if not model.towers:
         return None

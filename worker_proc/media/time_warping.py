@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float32]
 def first_rows(
     weights_HTS: Floats, filter_width: int, library: NativeLibrary | None = None, num_threads: int = 1
 ) -> Floats:
-    """Return for each token the row of the sound at which it begins to attend, ascending: shape T.
+    """Return for each token the row of the audio clip at which it begins to attend, ascending: shape T.
 
     The weights of each head are normalized over the tokens, smoothed over the rows, and aligned.
 

@@ -18,7 +18,7 @@ class TowerRuns(Protocol):
     """A tower that is ready to compute."""
 
     def run(self, sequences: Sequence[Patches]) -> Sequence[Tensor]:
-        """Compute sequences that do not see each other; returns the rows of prompts that each gives, RD.
+        """Compute sequences that do not see each other. Return the rows of prompts that each gives, RD.
 
         They are where the language model reads them. Rows that it adds after its first layers lie behind them.
         """

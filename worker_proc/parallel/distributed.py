@@ -29,7 +29,7 @@ def join_all(device: Literal["cpu", "cuda"], store: Store, rank: int, size: int)
         rank: rank of this process, from 0.
         size: number of workers.
 
-    Blocks until: all of them have joined.
+    Blocks until all of them have joined.
     """
     distributed.init_process_group(_BACKENDS[device], store=store, rank=rank, world_size=size)
 

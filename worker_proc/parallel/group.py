@@ -25,7 +25,7 @@ class TensorParallelGroup(Protocol):
         """Return all ranks' columns side by side, shape (T, `width`); this rank's begin at `first`."""
 
     def meet(self) -> None:
-        """Blocks until: every rank has called it."""
+        """Blocks until every rank has called it."""
 
 
 class SharedMemoryRanks:

@@ -29,7 +29,7 @@ _KEEPALIVE_S = 30
 def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
     """Return a connection to each other node, by its index. Called by the first rank of every node.
 
-    Blocks until: all are connected.
+    Blocks until all are connected.
 
     Raises:
         StartupError: a node has not connected after `TIMEOUT_S`.

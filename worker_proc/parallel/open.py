@@ -37,7 +37,7 @@ class Peers:
     stages: StageExchange | None
     """Link to the stages with the previous and the next layers; `None` if this one has all layers."""
     meet: Callable[[], None]
-    """Blocks until: every worker has called it."""
+    """Blocks until every worker has called it."""
     engines: ExpertExchange | None = None
     """Exchange with all engines, if they divide the experts."""
 

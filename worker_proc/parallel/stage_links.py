@@ -97,7 +97,7 @@ class DistributedStages:
         return list(self.receive_rows(len(positions_T), num_parts))
 
     def receive_rows(self, num_rows: int, num_parts: int) -> Tensor:
-        """Return matrices of the stage before. On a GPU the stream waits for them, and the host does not."""
+        """Return matrices of the previous stage. On a GPU the stream waits for them, and the host does not."""
         parts_NTD = torch.empty(num_parts, num_rows, self._width, dtype=self._dtype, device=self._device)
         distributed.recv(parts_NTD, self._rank - self._distance)
         return parts_NTD

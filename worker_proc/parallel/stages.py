@@ -51,15 +51,15 @@ class StageExchange(Protocol):
     step."""
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
-        """Return matrices of shape TD of the stage before, for the rows of this step.
+        """Return matrices of shape TD of the previous stage, for the rows of this step.
 
-        Blocks until: the stage before has sent them.
+        Blocks until the previous stage has sent them.
         """
 
     def send(self, parts: Sequence[Tensor]) -> None:
         """Pass matrices of shape TD to the next stage.
 
-        Blocks until: there is room for them.
+        Blocks until there is room for them.
         """
 
     def succeeded(self, here: bool) -> bool:

@@ -56,7 +56,7 @@ class PendingPooled:
     """One output per request whose prompt has ended, unless its values are not finite; follows `token_ids`."""
 
     def token_ids(self) -> list[int]:
-        """Make the results; returns `POOLED` or `NO_TOKEN` for each request whose prompt has ended."""
+        """Make the results. Return `POOLED` or `NO_TOKEN` for each request whose prompt has ended."""
         hidden_ND = self.hidden.rows() if self.hidden is not None else np.empty((0, 0), np.float32)
         end, tokens = 0, []
         for part in self.parts:

@@ -1,6 +1,6 @@
 """`HeadDrafter`: runs a model's head after every step, and drafts the tokens after the sampled ones.
 
-The head has keys and values of its own, in the blocks of the model's first cache group without a window. So they are
+The head has its own keys and values, in the blocks of the model's first cache group without a window. So they are
 found, shared and copied with the model's. A later step verifies each draft, so it may depend on anything.
 """
 
@@ -129,7 +129,7 @@ def open_head_drafter(
 
     Raises:
         ConfigError: no layer of the model keeps blocks of all tokens of a request.
-        MemoryError, RuntimeError: there is no memory for the cache.
+        MemoryError, RuntimeError: not enough memory for the cache.
     """
     group = shared_group(model)
     sizes = {"group": group, "num_blocks": num_blocks, "max_model_len": max_model_len}

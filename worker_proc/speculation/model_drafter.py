@@ -1,6 +1,6 @@
 """`ModelDrafter`: drafts the tokens after the sampled ones with a smaller model of the same vocabulary.
 
-The draft model has keys and values of its own, in the blocks of the model's first cache group without a window. So they
+The draft model has its own keys and values, in the blocks of the model's first cache group without a window. So they
 are found, shared and copied with the model's. It computes nothing until drafts are wanted, and then what it lacks of
 these requests: a full batch, which drafts nothing, pays nothing.
 """
@@ -162,7 +162,7 @@ def open_model_drafter(
 
     Raises:
         ConfigError: no layer of the model keeps blocks of all tokens of a request.
-        MemoryError, RuntimeError: there is no memory for the cache.
+        MemoryError, RuntimeError: not enough memory for the cache.
     """
     group = shared_group(model)
     assert config.speculation is not None and config.speculation.head is not None, "the files of the draft model"

@@ -34,7 +34,7 @@ def open_drafter(
 
     Raises:
         ConfigError: no layer of the model keeps blocks of all tokens of a request.
-        MemoryError, RuntimeError: there is no memory for the cache.
+        MemoryError, RuntimeError: not enough memory for the cache.
     """
     sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len}
     if isinstance(head := model.head, DraftHead):

@@ -47,7 +47,7 @@ class WeightSender:
         backend: TransferBackend = "gloo",
         timeout_s: float = 300.0,
     ) -> "WeightSender":
-        """Make a group with all workers of a client's engines. Blocks until: they have joined.
+        """Make a group with all workers of a client's engines. Blocks until they have joined.
 
         Args:
             client: an `AsyncClient`.

@@ -80,7 +80,7 @@ def load_model(
         cache_dir: cache directory of octavo, for packed weights; `None` if they are not kept.
         rank: rank of this worker among all.
         group: ranks that share its layers; `None` if there are no others.
-        exchange: the stages before and after; `None` if there are none.
+        exchange: the previous and the next stage; `None` if there are none.
         engines: engines that hold the other experts; `None` if this one has all.
 
     Raises:

@@ -44,7 +44,7 @@ def read_mistral(
     """Yield every tensor that is wanted as (Hugging Face name, tensor, its bytes).
 
     Raises:
-        ConfigError: as `read_safetensors`, or a tensor that is unknown in this format.
+        ConfigError: see `read_safetensors`, or a tensor that is unknown in this format.
     """
     for name, tensor, num_bytes in read_safetensors(checkpoint, lambda name: wants(hf_name(name))):
         if ".attention.wq." in name:

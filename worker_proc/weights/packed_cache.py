@@ -103,7 +103,7 @@ class PackedCache:
         return cls(cache_dir / FOLDER, key, name, config.packed_weights_cache_bytes)
 
     def restore(self, parameters: Parameters, packer: Packer) -> bool:
-        """Fill a model from its file; returns False if there is no usable file."""
+        """Fill a model from its file. Return False if there is no usable file."""
         try:
             items = read(self.path, self.key)
             _adopt(parameters, packer, items)

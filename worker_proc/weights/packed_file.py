@@ -68,7 +68,7 @@ class _Header(msgspec.Struct, array_like=True):
 def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
     """Write the file atomically and return its size.
 
-    Blocks until: the file is on the disk.
+    Blocks until the file is on the disk.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.

@@ -28,7 +28,7 @@ JOINED = "joined"
 
 
 class TransferRank:
-    """A rank of a group. Blocks until: all ranks have joined.
+    """A rank of a group. Blocks until all ranks have joined.
 
     Args:
         group: which.
@@ -59,7 +59,7 @@ class TransferRank:
             self._ranks = ProcessGroupGloo(store, rank, group.world_size, self._timeout)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Fill a contiguous tensor on `device` with that of rank 0. Blocks until: it is there.
+        """Fill a contiguous tensor on `device` with that of rank 0. Blocks until it is there.
 
         Raises:
             RuntimeError: a rank is gone or silent; the group is of no use any more.
@@ -90,7 +90,7 @@ class WeightReceiver:
         self._group: TransferRank | None = None
 
     def join(self, group: TransferGroup) -> str:
-        """Join a group, after leaving the one before. Blocks until: all ranks have joined.
+        """Join a group, after leaving the one before. Blocks until all ranks have joined.
 
         Returns:
             Why it failed; "": it did not.

@@ -148,7 +148,7 @@ def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Pack
     """Copy the weights of an update into those of a model, whose tensors keep their addresses.
 
     Raises:
-        ConfigError, OSError, RuntimeError: as `load_update`; some weights are overwritten.
+        ConfigError, OSError, RuntimeError: see `load_update`; some weights are overwritten.
     """
     parameters = model.parameters
     new = build_model(config.model, parameters.placement)
@@ -168,7 +168,7 @@ def read_new_head(speculation: ResolvedSpeculation, model: Model) -> DraftHead:
         model: model that drafts with a head. It is not changed, and its weights are not read.
 
     Raises:
-        ConfigError: as `load_head`, or these are not the weights of the model's head.
+        ConfigError: see `load_head`, or these are not the weights of the model's head.
         OSError, RuntimeError: the weights cannot be read or packed.
     """
     assert model.head is not None, "a model that drafts with a head"

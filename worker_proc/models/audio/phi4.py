@@ -31,7 +31,7 @@ from octavo.worker_proc.models.vision.tower import TowerSpec, array_of
 FEATURES = "audio_input_features"
 """The tensor of an item: a spectrogram in float32, frames by mel bands."""
 _WINDOW = 500
-"""Rows that attend to each other; a longer sound has several windows, the last of which is filled with zeros."""
+"""Rows that attend to each other; a longer audio clip has several windows, the last of which is filled with zeros."""
 _FRAMES_AT_ONCE = 1024
 """Frames per call of the convolutions; a multiple of the frames of a row."""
 _EPS = 1e-5
@@ -124,8 +124,8 @@ class ConformerConfig:
 class Phi4AudioEncoder(ItemEncoder):
     """The encoder with its projectors.
 
-    Runs through torch in float32, one sound at a time, so that the bits of a sound depend on it alone. On a GPU the
-    products are those of cuBLAS and cuDNN.
+    Runs through torch in float32, one audio clip at a time, so that the bits of an audio clip depend on it alone. On a
+    GPU the products are those of cuBLAS and cuDNN.
 
     Args:
         spec: what the model is built for.
@@ -152,7 +152,7 @@ class Phi4AudioEncoder(ItemEncoder):
         """See `ItemEncoder.encode`.
 
         Raises:
-            ProtocolError: these are not the tensors of one sound.
+            ProtocolError: these are not the tensors of one audio clip.
         """
         (frames_FC, *others) = array_of(tensors, FEATURES, np.float32, 3)
         if others or not len(frames_FC) or frames_FC.shape[1] != self._own.num_mels:

@@ -26,7 +26,7 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.tower import MergedProjection, Patches, TowerSpec, array_of
 
 MASK = "feature_attention_mask"
-"""The tensor of an item that counts the frames of its sound: int64, ones."""
+"""The tensor of an item that counts the frames of its audio clip: int64, ones."""
 PREFIXES = [f"{outer}{inner}." for outer in ("", "model.") for inner in ("audio_tower", "multi_modal_projector")]
 READ_ELSEWHERE = (
     *("text_config", "audio_config", "audio_token_index", "audio_token_id", "tie_word_embeddings"),
@@ -51,7 +51,7 @@ class Qwen2AudioTower(WhisperEncoder):
         """See `VisionTower.patches`: rows after the end of the audio clip are left out, as a mask would.
 
         Raises:
-            ProtocolError: these are not the tensors of one sound.
+            ProtocolError: these are not the tensors of one audio clip.
         """
         (frames_CF, *others) = array_of(tensors, FEATURES, np.float32, 3)
         num_frames = int(array_of(tensors, MASK, np.int64, 2).sum())
@@ -65,7 +65,7 @@ class Qwen2AudioTower(WhisperEncoder):
 
 
 def num_encoded(num_frames: int) -> int:
-    """Return how many rows the convolutions make of the frames of a sound."""
+    """Return how many rows the convolutions make of the frames of an audio clip."""
     return (num_frames + 1) // 2
 
 

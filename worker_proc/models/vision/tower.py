@@ -37,7 +37,7 @@ class Patches:
     """One sequence of the encoder, whose positions attend only to each other."""
 
     rows_TP: Floats
-    """The numbers of each patch. Of a sound, its spectrogram."""
+    """The numbers of each patch. Of an audio clip, its spectrogram."""
     positions_T: Ints
     """The row of the table of positions for each."""
     chosen_R: Ints

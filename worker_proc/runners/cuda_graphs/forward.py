@@ -42,14 +42,14 @@ class GraphForward:
         return self.graphs.capture_all()
 
     def run(self, inputs: StepInputs) -> None:
-        """See `octavo.worker_proc.runners.host.Forward`. Blocks until: the step before the last one is over."""
+        """See `octavo.worker_proc.runners.host.Forward`. Blocks until the step before the previous one is over."""
         self.await_buffer()
         self.graphs.stage(inputs)
         self.graphs.compute()
         self._events.append(self._stream.record_event())
 
     def await_buffer(self) -> None:
-        """Blocks until: the device has read the host buffer that the next step is sent from."""
+        """Blocks until the device has read the host buffer that the next step is sent from."""
         if len(self._events) == NUM_HOST_BUFFERS:
             self._events.popleft().wait()
 

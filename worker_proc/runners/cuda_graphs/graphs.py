@@ -85,7 +85,8 @@ class StepGraphs:
         table: table of the slots.
         buffer: holds the metadata of steps.
         sizes: sizes of the graphs.
-        stages: through which the model exchanges rows with the stages before and after; `None` if it has all layers.
+        stages: through which the model exchanges rows with the previous and the next stage; `None` if it has all
+            layers.
         plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
             that attend in both directions; `None` if it has none. Such a step has no graph.
     """
@@ -150,7 +151,7 @@ class StepGraphs:
         return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
     def capture_all(self) -> int:
-        """Capture all graphs that are missing; returns their number. Blocks until: all work before is finished."""
+        """Capture all graphs that are missing. Return their number. Blocks until all earlier work is finished."""
         missing = [(kind, size) for kind in GraphKind for size in self.uncaptured(kind)]
         for kind, size in missing:
             self.capture(kind, size)
@@ -178,7 +179,8 @@ class StepGraphs:
         self._staged = Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
-        """Compute the hidden states of the staged step, from the stage before and for the next one if there are any."""
+        """Compute the hidden states of the staged step, from the previous stage and for the next one if there are
+        any."""
         num_rows = self._current.num_rows
         if self._stages is not None and not self._model.stage.is_first:
             self._stages.fetch(num_rows)
@@ -216,7 +218,7 @@ class StepGraphs:
         return Sampled(self._sampled(views, logits_NV, None, memory, raw_NV), memory)
 
     def sample_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
-        """Sample a token for some of the sampled rows from these logits, without a graph; returns tokens_M, int64."""
+        """Sample a token for some of the sampled rows from these logits, without a graph. Return tokens_M, int64."""
         arrays = {"sample_slots": samples.slots_N, "sample_positions": samples.positions_N}
         arrays["num_outputs"] = samples.num_outputs_N
         views = {name: upload_array(self._stream, array) for name, array in arrays.items()}
@@ -241,7 +243,7 @@ class StepGraphs:
             size: size of the step.
             changes_logits: whether steps sample from changed logits, too.
 
-        Blocks until: all of it is finished.
+        Blocks until everything is finished.
         """
         input_fields = self._buffer.inputs(size.num_tokens, size.num_requests)
         sample_fields = self._buffer.samples(size.num_samples)
@@ -265,7 +267,7 @@ class StepGraphs:
     def capture(self, kind: GraphKind, size: int) -> None:
         """Capture a graph. Its kernels run once before, as in `launch_idle`.
 
-        Blocks until: all work before is finished.
+        Blocks until all earlier work is finished.
         """
         num_tiles: Sequence[int] = ()
         if kind in (GraphKind.SAMPLES, GraphKind.REPORTS):
@@ -334,7 +336,7 @@ class StepGraphs:
         return sample
 
     def _hidden_of(self, views: Views, pieces: AttentionPieces | None = None) -> Tensor | None:
-        """Launch the model over a step whose fields are on the device; returns hidden_TD of the last stage."""
+        """Launch the model over a step whose fields are on the device. Return hidden_TD of the last stage."""
         slots_R = views["request_slots"]
         token_ids_T = read_slots(
             views["token_ids"],

@@ -210,7 +210,7 @@ class CudaGraphRunner:
     def _sample_in_rounds(
         self, samples: Samples, rounds: Rounds, *, has_masks: bool, change_logits: ChangeLogits | None
     ) -> HostSamples:
-        """Sample round by round. Blocks until: the device has drawn each of them."""
+        """Sample round by round. Blocks until the device has drawn each of them."""
         logits_NV = self.graphs.logits() if len(samples) <= self.max_logits else None
         token_ids = [NO_TOKEN] * len(samples)
         rows: list[RowLogprobs | None] = [None] * len(samples)
@@ -265,7 +265,7 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def _bind(self, samples: Samples, *, has_masks: bool) -> list[SampledRow]:
-        """Send masks and completed bad words to the device before it samples; returns the samples with a mask.
+        """Send masks and completed bad words to the device before it samples. Return the samples with a mask.
 
         Without timestamps, the mask of a second token is known before the first one is.
         """

@@ -78,7 +78,7 @@ class StepBuffer:
         return self._device_B[self._plan_start :].view(torch.int32)
 
     def advance(self) -> None:
-        """Begin the next step, in the host buffer of the step before the last one, which must be over."""
+        """Begin the next step, in the host buffer of the step before the previous one, which must be over."""
         self._index = (self._index + 1) % NUM_HOST_BUFFERS
 
     def attention_plan(self) -> npt.NDArray[np.int32]:
