@@ -40,8 +40,8 @@ def measure_cache_scales(model: Model, config: ResolvedConfig, stream: Stream | 
     A scale is a power of two, so that it does not change with the last bits of a sum, and the same on every rank.
 
     Raises:
-            ConfigError: the model computes keys or values that are not finite.
-            MemoryError, RuntimeError: not enough memory for the prompt.
+        ConfigError: the model computes keys or values that are not finite.
+        MemoryError, RuntimeError: not enough memory for the prompt.
     """
     largest = _largest_numbers(model, config, stream)
     placement = model.parameters.placement

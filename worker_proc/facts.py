@@ -33,7 +33,7 @@ def measure(
         model: model with loaded weights.
         device: device that holds the model.
         config: sizes of a step.
-            rank: rank of this worker.
+        rank: rank of this worker.
         free_bytes: free memory before the weights were loaded.
         adapters: fills the slots of LoRA adapters; `None` if there are none.
 

@@ -21,11 +21,11 @@ def open_kernels(
 
     Args:
         config: selects kernels, number of threads and cores.
-            env: cache directory of compiled libraries, and the compiler.
-            phase: reports a compilation as a start-up phase.
+        env: cache directory of compiled libraries, and the compiler.
+        phase: reports a compilation as a start-up phase.
         number: index of this worker among all on the machine. It takes the cores after those of lower indices.
-            has_other_nodes: whether the engine has other machines. Then "auto" means native, because another machine
-                may have a compiler, and all machines must use the same kernels.
+        has_other_nodes: whether the engine has other machines. Then "auto" means native, because another machine may
+            have a compiler, and all machines must use the same kernels.
 
         Raises:
             ConfigError: native kernels are required but not available, or a core does not exist.

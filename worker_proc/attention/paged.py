@@ -31,7 +31,7 @@ class PagedCacheAttention:
         groups: cache groups of the layers with attention.
         states: states of layers with a state; `None` if there are none.
         scales: scales by layer of keys and values that are stored in 8 bits; 1 for other layers.
-            cross: keys of the items that requests attend to; `None` if the model has no cross-attention.
+        cross: keys of the items that requests attend to; `None` if the model has no cross-attention.
     """
 
     def __init__(

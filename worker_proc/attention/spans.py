@@ -29,7 +29,7 @@ class SpanAttention:
         block_size: block size of the cache.
         stream: stream of the device, to which plans are sent.
         pieces: attention pieces of the step.
-            block_tables: block_table_RP of each group, for the requests of the step.
+        block_tables: block_table_RP of each group, for the requests of the step.
     """
 
     def __init__(

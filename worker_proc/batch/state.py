@@ -41,21 +41,21 @@ class BatchState:
     beyond `num_slots` makes them grow.
 
     Args:
-            num_slots: number of slots.
+        num_slots: number of slots.
         max_model_len: longest request, in tokens.
-            block_size: tokens of a block.
+        block_size: tokens of a block.
         vocab_size: vocabulary size of the model.
-            num_groups: number of KV cache groups of the model.
-            has_block_tables: whether steps need block tables; False: the device has its own copy.
-            has_states: whether the model has recurrent states. Each request then has one more list, of state slots.
-            num_adapters: number of slots for LoRA adapters.
+        num_groups: number of KV cache groups of the model.
+        has_block_tables: whether steps need block tables; False: the device has its own copy.
+        has_states: whether the model has recurrent states. Each request then has one more list, of state slots.
+        num_adapters: number of slots for LoRA adapters.
         segment_stride: see `octavo.worker_proc.models.base.Model`.
-            has_axes: whether the model has positions on several axes (M-RoPE).
-            cross_inputs: returns the locations of the items at the given indices, shape R, for cross-attention; `None`
-                if the model has none.
+        has_axes: whether the model has positions on several axes (M-RoPE).
+        cross_inputs: returns the locations of the items at the given indices, shape R, for cross-attention; `None` if
+            the model has none.
 
     Raises:
-            ProtocolError: raised by every method if a message contradicts the state, which is then invalid.
+        ProtocolError: raised by every method if a message contradicts the state, which is then invalid.
     """
 
     def __init__(

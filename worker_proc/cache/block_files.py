@@ -27,11 +27,11 @@ class BlockFiles:
     of the same layout can read each other's files.
 
     Args:
-            buffers: buffers of the cache; each is divided evenly among its blocks. [] for a pipeline stage without any.
+        buffers: buffers of the cache; each is divided evenly among its blocks. [] for a pipeline stage without any.
         num_blocks: number of blocks of the cache.
-            state_buffers: buffers of recurrent states, divided evenly among their slots; [] if there are none.
-            num_states: number of state slots.
-            library: copies on several threads; `None` if torch copies.
+        state_buffers: buffers of recurrent states, divided evenly among their slots; [] if there are none.
+        num_states: number of state slots.
+        library: copies on several threads; `None` if torch copies.
         num_threads: number of threads of the library.
     """
 
@@ -106,8 +106,8 @@ class BlockFiles:
 
         Args:
             path: path of the file.
-                rows: (index in the file, block) of each block to read.
-                state_rows: (index among the states in the file, slot) of each state to read.
+            rows: (index in the file, block) of each block to read.
+            state_rows: (index among the states in the file, slot) of each state to read.
             num_blocks: number of blocks in the file, which come before the states.
 
         Raises:

@@ -58,8 +58,8 @@ class BlockLoader:
     """Executes `LoadBlocks` commands in order, and `StoreBlocks` commands. A file descriptor signals finished ones.
 
     Args:
-            host: host memory to copy from; files are read and written through it.
-            store: files or a connector; `None` if there is none.
+        host: host memory to copy from; files are read and written through it.
+        store: files or a connector; `None` if there is none.
         states: host memory for recurrent states; `None` if the engine keeps none there.
     """
 

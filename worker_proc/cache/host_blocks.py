@@ -33,10 +33,10 @@ class HostBlocks:
         library: copies on several threads; `None` if torch or a GPU copies.
         num_threads: number of threads of the library.
         stream: stream of the device; `None` if the host computes.
-            num_staging_rows: further rows of host memory through which files are read and written.
+        num_staging_rows: further rows of host memory through which files are read and written.
 
     Raises:
-            MemoryError, RuntimeError: not enough memory.
+        MemoryError, RuntimeError: not enough memory.
     """
 
     def __init__(

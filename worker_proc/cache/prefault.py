@@ -24,9 +24,9 @@ class Prefaulter:
     find the memory first (docs/performance.md). The pool hands out new blocks in order, so the next pages are known.
 
     Args:
-            buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. No other thread writes to
-                them during `touch_page`.
-            reserve_bytes: bytes to prefault beyond the blocks in use, all buffers together; at least a page of each.
+        buffers: buffers of the cache, as bytes; each is divided evenly among the blocks. No other thread writes to
+            them during `touch_page`.
+        reserve_bytes: bytes to prefault beyond the blocks in use, all buffers together; at least a page of each.
     """
 
     def __init__(self, buffers: Sequence[Tensor], num_blocks: int, reserve_bytes: int = PREFAULT_BYTES) -> None:
@@ -70,8 +70,8 @@ class Prefaulter:
         """Touch all queued pages once no command has arrived for a moment.
 
         Args:
-                wait_for_command: waits up to this many milliseconds for a command; returns true if there is one, which
-                    ends the loop. Called before each page.
+            wait_for_command: waits up to this many milliseconds for a command; returns true if there is one, which
+                ends the loop. Called before each page.
         """
         wait_ms = IDLE_MS
         while self._queue and not wait_for_command(wait_ms):

@@ -61,7 +61,7 @@ def open_executor(
         adapters: fills the slots of LoRA adapters; `None` if the engine has none.
 
     Raises:
-            MemoryError, RuntimeError: not enough memory.
+        MemoryError, RuntimeError: not enough memory.
     """
     runner = open_runner(
         model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states

@@ -22,8 +22,8 @@ class DrawRounds:
     Args:
         samples: samples of the step; their requests have all masks of the step.
         batch: batch of these requests.
-            is_dependent_N: whether each sample's request must know its earlier tokens. All other samples are drawn in
-                the first round.
+        is_dependent_N: whether each sample's request must know its earlier tokens. All other samples are drawn in the
+            first round.
     """
 
     def __init__(self, samples: Samples, batch: BatchState, is_dependent_N: npt.NDArray[np.bool_]) -> None:

@@ -23,9 +23,9 @@ class ModuleFactors:
     is_embedding: bool
     scale: float
     a: Tensor | None = None
-    """RI; of an embedding RV; of the weights of all experts ERI."""
+    """Factor A: RI; for an embedding RV; for the weights of all experts ERI."""
     b: Tensor | None = None
-    """OR; of an embedding DR; of the weights of all experts EOR."""
+    """Factor B: OR; for an embedding DR; for the weights of all experts EOR."""
 
     @property
     def is_plain(self) -> bool:
@@ -34,7 +34,7 @@ class ModuleFactors:
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:
-        """A and B, which every module of an adapter that was read has."""
+        """A and B, which every module of a loaded adapter has."""
         assert self.a is not None and self.b is not None, "a module with one factor"
         return self.a, self.b
 
@@ -53,7 +53,7 @@ class AdapterTensors:
 
 
 def read_adapter(adapter: Adapter) -> AdapterTensors:
-    """Return the tensors of an adapter whose files are still those that the frontend has checked.
+    """Return the tensors of an adapter, if its files are still those that the frontend checked.
 
     Raises:
         ConfigError: the files are not an adapter, or something in them is not supported; the message names it.
@@ -121,7 +121,7 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
 
 
 def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple[str, str | None]:
-    """Return the module without peft's wrappers, and which of its parameters is changed; `None` if it is a layer.
+    """Return the module without PEFT's wrappers, and which of its parameters is changed; `None` for a layer.
 
     The wrapper of each parameter of a module encloses the wrappers of the parameters before it.
     """

@@ -1,4 +1,4 @@
-"""Fills the slots of adapters, as plans say, from host memory: the adapters used last are kept there."""
+"""Fills adapter slots from host memory, as plans say. The most recently used adapters stay in host memory."""
 
 import logging
 from collections import OrderedDict
@@ -16,15 +16,15 @@ from octavo.worker_proc.models.base import Model
 logger = logging.getLogger(__name__)
 
 Agree = Callable[[bool], bool]
-"""Returns whether all ranks of this stage and of those before it have succeeded, given whether this one has. All ranks
-call it in the same order."""
+"""Given whether this rank succeeded, returns whether all ranks of this stage and of earlier stages did. All ranks call
+it in the same order."""
 
 
 def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
     """Make the slots of a packed model, and the loader that fills them.
 
     Raises:
-        ConfigError: the model or its settings do not go with adapters.
+        ConfigError: the model or its settings do not support adapters.
     """
     assert config.lora is not None, "an engine without adapters"
     if config.enable_tp_invariant_inference and model.library is None:
@@ -45,13 +45,16 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
 
 
 class AdapterLoader:
-    """Loads adapters between steps. A load that fails leaves its slot empty, on every rank of its stage and of those
-    after it. The last stage reports it; what stages before still have in the slot is used by no request.
+    """Loads adapters between steps.
+
+    A failed load leaves its slot empty on every rank of its stage and of later stages. The last stage reports the
+    failure;
+    no request uses the adapter that earlier stages still have in the slot.
 
     Args:
         slots: slots of the model's layers.
-        max_cpu_loras: adapters that stay in host memory, those in slots included.
-        agree: among the ranks; by default this is the only one.
+        max_cpu_loras: most adapters in host memory, including those in slots.
+        agree: combines the success of all ranks; by default this is the only rank.
     """
 
     def __init__(self, slots: AdapterSlots, max_cpu_loras: int, agree: Agree = bool) -> None:
@@ -67,13 +70,13 @@ class AdapterLoader:
         return self._slots.num_bytes
 
     def move_to(self, model: Model) -> None:
-        """Change another model with the same layers from now on: the present one has given its weights up."""
+        """Change another model with the same layers from now on. The present model has no weights any more."""
         new_of = self._slots.move_to(model)
         for digest, placed in self._placed.items():
             self._placed[digest] = {new_of[layer]: parts for layer, parts in placed.items()}
 
     def apply(self, loads: Sequence[AdapterLoad]) -> list[AdapterFault]:
-        """Carry out the loads of a plan in their order. Return those that have failed."""
+        """Execute the loads of a plan in order. Return those that failed."""
         return [fault for load in loads if (fault := self._load(load)) is not None]
 
     def _load(self, load: AdapterLoad) -> AdapterFault | None:

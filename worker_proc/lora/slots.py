@@ -1,4 +1,4 @@
-"""The adapters of all layers of a model, in slots; and how the tensors of a PEFT adapter are divided among them."""
+"""The adapters of all layers of a model, in slots; and the division of a PEFT adapter's tensors among the layers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ class AdapterSlots:
     Args:
         model: packed; its steps are not recorded yet.
         config: adapter configuration.
-        is_tp_invariant: whether the number of ranks must not change a bit.
+        is_tp_invariant: whether results must have the same bits with any number of ranks.
 
     Raises:
         ConfigError: the model cannot have adapters.
@@ -108,7 +108,7 @@ class AdapterSlots:
                 slots.put(slot, parts)
 
     def clear(self, slot: int) -> None:
-        """Empty a slot: requests that use it are computed without an adapter."""
+        """Empty a slot. Requests that use it are computed without an adapter."""
         for slots in self._layers.values():
             slots.clear(slot)
 
@@ -145,8 +145,9 @@ class AdapterSlots:
         return placed
 
     def _oriented(self, module: str, factors: ModuleFactors, adapter: AdapterTensors) -> tuple[Tensor, Tensor]:
-        """Return the factors of the weights of all experts with A for their inputs: earlier versions of peft took the
-        dimensions of a stack for inputs and outputs, in this order.
+        """Return the factors of all experts' weights, with A for their inputs.
+
+        Earlier versions of PEFT took the dimensions of a stack for inputs and outputs, in this order.
 
         Raises:
             ConfigError: the model has no such weights, or other ones.

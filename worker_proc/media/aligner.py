@@ -1,4 +1,4 @@
-"""`Aligner`: when the tokens of a text are spoken, in the audio clip that they attend to."""
+"""`Aligner`: finds when the tokens of a text are spoken in the audio clip that they attend to."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ class Alignments:
         self._by_slot: dict[int, PooledOutput] = {}
 
     def add(self, slot: int, output: PooledOutput) -> None:
-        """Take a result."""
+        """Add a result."""
         self._by_slot[slot] = output
 
     def put_into(self, token_ids: list[int], samples: Samples) -> list[PooledOutput]:
@@ -44,7 +44,7 @@ class Aligner:
 
     Args:
         forward: `Forward` of the model.
-        cache: the keys of audio clips.
+        cache: cross-attention cache, which holds the keys of audio clips.
         library: native kernels; `None` if torch computes.
     """
 
@@ -52,7 +52,7 @@ class Aligner:
         self._forward, self._cache, self._library = forward, cache, library
 
     def align(self, scheduled: Sequence[Scheduled], inputs: StepInputs, batch: BatchState) -> Alignments:
-        """Take the queries of a step that has run, some of whose requests have an `AlignmentSpec`."""
+        """Collect the queries of a finished step in which some requests have an `AlignmentSpec`."""
         queries = self._forward.cross_queries
         found = Alignments()
         for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):

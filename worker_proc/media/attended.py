@@ -1,4 +1,4 @@
-"""`AttendedItems`: keys and values of the items that requests attend to, computed once for each item."""
+"""`AttendedItems`: keys and values of items for cross-attention, computed once per item."""
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class AttendedItems:
     Args:
         model: model with cross-attention and its cache.
         cache: cache of the model.
-        width: of the encoder's rows.
+        width: width of the encoder's rows.
         num_threads: most threads of a run.
         stream: stream of the device; `None` if the host computes.
     """
@@ -51,7 +51,7 @@ class AttendedItems:
         self._threads = ThreadPolicy(model.library, num_threads)
 
     def place_of(self, digest: bytes) -> int:
-        """Return the place of an item.
+        """Return the index of an item in the cross-attention cache.
 
         Raises:
             ProtocolError: the item is not in the cache.
@@ -61,7 +61,7 @@ class AttendedItems:
         return place
 
     def evict(self, digest: bytes) -> bool:
-        """Forget an item. Return whether it was here."""
+        """Drop an item. Return whether it was cached."""
         if (place := self._places.pop(digest, None)) is None:
             return False
         self._free.append(place)

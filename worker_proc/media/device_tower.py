@@ -15,7 +15,7 @@ from octavo.worker_proc.models.vision.tower import Patches, VisionTower
 
 
 class DeviceTower:
-    """The `TowerRuns` of a GPU. The host waits for nothing.
+    """The `TowerRuns` of a GPU. The host never waits.
 
     Args:
         tower: tower with its weights on the device.
@@ -33,7 +33,7 @@ class DeviceTower:
         tower.send(sequences, self._stream)
         self._attention.plan(self._parts(sequences, lengths))
         positions_T = self._upload(np.concatenate([one.positions_T for one in sequences]))
-        # Rows are given, so the tokens are not read.
+        # All rows are given, so token ids are not read.
         hidden_TD = tower.forward(positions_T, positions_T, self._attention)
         assert hidden_TD is not None, "a tower has all of its layers"
         starts = lengths.cumsum() - lengths

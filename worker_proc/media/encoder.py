@@ -35,10 +35,10 @@ class KindRunner(Protocol):
 
 
 class PendingVector:
-    """The vector of an item, which is made on the host when a step is over: the rows are not readable before.
+    """The vector of an item. The host makes it after the step is over, when its rows are readable.
 
     Args:
-        make: makes the vector; dropped after its first call, with the rows that it holds.
+        make: makes the vector; dropped after its first call, together with the rows that it holds.
     """
 
     def __init__(self, make: Callable[[], Floats]) -> None:
@@ -58,7 +58,7 @@ class MediaEncoder:
 
     Args:
         towers: tower of each kind of media; one tower may serve several kinds.
-        attended: takes the results, with cross-attention; `None` if they are rows of prompts.
+        attended: takes the results for cross-attention; `None` if they become rows of prompts.
         stream: stream of the device; `None` if the host computes.
     """
 
@@ -104,7 +104,7 @@ class MediaEncoder:
         ]
 
     def vectors_of_step(self, media: StepMedia) -> dict[SlotId, PendingVector]:
-        """Return the vectors of requests that are an image alone, by slot; call `rows_of_step` before.
+        """Return the vectors of requests that are an image alone, by slot. Call `rows_of_step` first.
 
         Raises:
             ProtocolError: an item is not kept.
@@ -118,7 +118,7 @@ class MediaEncoder:
         return {slot: self._vectors[digest] for slot, digest in digests.items()}
 
     def attended_places(self, media: StepMedia) -> list[tuple[int, int]]:
-        """Return slots of requests and the places, in the cache of cross-attention, of the items they attend to.
+        """Return slots of requests, and the cross-attention cache indices of the items that they attend to.
 
         Raises:
             ProtocolError: an item is not kept.
@@ -128,7 +128,7 @@ class MediaEncoder:
         return [(slot, self._attended.place_of(media.digests[index])) for slot, index in media.attended]
 
     def _evict(self, digest: bytes) -> bool:
-        """Forget an item. Return whether it was kept."""
+        """Drop an item. Return whether it was kept."""
         if self._attended is not None:
             return self._attended.evict(digest)
         kept: dict[bytes, Any] = self._vectors if self._makes_vectors else self._results
@@ -142,7 +142,7 @@ class MediaEncoder:
         return rows
 
     def _given_rows(self, item: EncoderInput) -> Tensor:
-        """Return the rows that a caller has computed, which the core has checked."""
+        """Return rows that a caller computed and the core checked."""
         rows, tower = item.tensors[GIVEN], self._towers[item.kind].tower
         host_RD = torch.frombuffer(bytearray(rows.data.data), dtype=tower.dtype).view(rows.shape)
         return host_RD.to(tower.device)

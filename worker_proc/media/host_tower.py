@@ -1,4 +1,4 @@
-"""`HostTower`: runs of a tower on the host, as steps of requests over a cache of their own."""
+"""`HostTower`: runs of a tower on the host, as steps of requests over a cache of its own."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class HostTower:
         parts = [[len(one.positions_T)] if one.part_lengths is None else one.part_lengths for one in sequences]
         part_lengths, num_parts = np.concatenate(parts), [len(one) for one in parts]
         self._tower.put(sequences)
-        # Parts are the requests of the step. Where a part sees the whole sequence, it has the blocks of that.
+        # Parts are the requests of the step. Where a part sees the complete sequence, it has the sequence's blocks.
         slots_T, table = self._blocks_of(lengths)
         num_keys = np.array([len(one.positions_T) if one.num_keys is None else one.num_keys for one in sequences])
         whole = GroupInputs(slots_T, np.repeat(table, num_parts, axis=0), np.repeat(num_keys, num_parts))
@@ -74,10 +74,10 @@ class HostTower:
         return [self._projectors[0](merged.learned_XD.float().repeat_interleave(merged.num_merged, dim=0))]
 
     def _blocks_of(self, lengths: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:
-        """Return the slot of each row, and the block table, of sequences that each begin in a block of their own."""
+        """Return the slot of each row, and the block table, for sequences that each start in a new block."""
         num_blocks = -(-lengths // self._block_size)
         first_blocks = num_blocks.cumsum() - num_blocks
-        # Entries behind the blocks of a sequence are padding, which must be a valid block.
+        # Entries after the blocks of a sequence are padding, which must be a valid block.
         table = np.minimum(first_blocks[:, None] + np.arange(num_blocks.max()), num_blocks.sum() - 1)
         offsets_T = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         return np.repeat(first_blocks * self._block_size, lengths) + offsets_T, table.astype(np.int32)

@@ -12,7 +12,7 @@ from octavo.worker_proc.models.audio.item_encoder import ItemEncoder, Upload
 
 
 class ItemRunner:
-    """The `KindRunner` of such an encoder.
+    """The `KindRunner` of an encoder that computes one item at a time.
 
     Args:
         tower: tower of the model.

@@ -22,7 +22,7 @@ from octavo.worker_proc.runners.registry import measure_steps, open_runner
 
 
 def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) -> MediaEncoder | None:
-    """Make the encoder of a loaded model; `None` if it has none on this worker.
+    """Make the encoder of a loaded model; `None` if this worker has none.
 
     Args:
         model: model with its towers.
@@ -44,7 +44,7 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
 
 
 def towers_of(model: Model) -> list[VisionTower]:
-    """Return the towers of a model that run in steps, each once."""
+    """Return the distinct towers of a model that run in steps."""
     return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, VisionTower)]
 
 
@@ -92,7 +92,7 @@ def _device_run_bytes(tower: VisionTower, device: Device, stream: Stream) -> int
 
 
 def _own_config(tower: VisionTower, config: ResolvedConfig) -> ResolvedConfig:
-    """Return the configuration of an engine that would run the tower alone."""
+    """Return the configuration of an engine that would run only the tower."""
     return msgspec.structs.replace(
         config,
         kv_cache_dtype=config.dtype,

@@ -1,4 +1,4 @@
-"""`Projector`: the last layers of an encoder, which read several rows of its tower at once. Knows no attention."""
+"""`Projector`: the last layers of an encoder, which read several rows of its tower at once. Has no attention."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ class Projector:
     Args:
         tower: tower with loaded weights.
         num_merged: rows of the tower that are read at once.
-        project: makes a row of the prompt of them.
+        project: makes a prompt row from these rows.
         num_threads: most threads of a run.
     """
 
@@ -45,7 +45,7 @@ class Projector:
         self._threads = ThreadPolicy(tower.library, num_threads)
 
     def __call__(self, results_TD: Tensor) -> Tensor:
-        """Return a row of the prompt for each group of the tower's results; T is at most that of a run. In float32."""
+        """Return a float32 prompt row for each group of the tower's results. T is at most the rows of a run."""
         return self._project(results_TD.reshape(len(results_TD) // self._num_merged, -1)).float().clone()
 
     def _project(self, rows_RD: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def first_rows(
     """
     deviations_HTS = weights_HTS - weights_HTS.mean(axis=1, keepdims=True)
     scale_H1S = weights_HTS.std(axis=1, keepdims=True)
-    # A row that all tokens attend to alike says nothing.
+    # A row that all tokens attend to alike carries no information.
     normal_HTS = np.zeros(weights_HTS.shape, dtype=np.float32)
     np.divide(deviations_HTS, scale_H1S, out=normal_HTS, where=scale_H1S > 0)
     return time_warping.first_rows(normal_HTS, filter_width, library, num_threads)

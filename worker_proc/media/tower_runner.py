@@ -18,16 +18,16 @@ class TowerRuns(Protocol):
     """A tower that is ready to compute."""
 
     def run(self, sequences: Sequence[Patches]) -> Sequence[Tensor]:
-        """Compute sequences that do not see each other. Return the rows of prompts that each gives, RD.
+        """Compute sequences that do not see each other. Return the prompt rows of each, RD.
 
-        They are where the language model reads them. Rows that it adds after its first layers lie behind them.
+        They are on the language model's device. Rows that it adds after its first layers follow them.
         """
 
     def warm_up(self) -> None:
         """Do the work that would delay the first run."""
 
     def learned_rows(self) -> Sequence[Tensor]:
-        """Return the rows of `MergedProjection.learned_XD`, which are the same for all items; (): there are none."""
+        """Return the rows of `MergedProjection.learned_XD`, which are the same for all items; () if there are none."""
 
 
 class TowerRunner:
@@ -35,7 +35,7 @@ class TowerRunner:
 
     Args:
         tower: tower of the model.
-        runs: computes it.
+        runs: computes the tower.
     """
 
     def __init__(self, tower: VisionTower, runs: TowerRuns) -> None:

@@ -127,8 +127,8 @@ class Model(ABC):
 
     Args:
         parameters: parameters of all layers.
-            shapes: shape of the attention of each layer; `None` for a layer without attention.
-            states: state shape of each layer; `None` for a layer without a state. Empty if no layer has one.
+        shapes: shape of the attention of each layer; `None` for a layer without attention.
+        states: state shape of each layer; `None` for a layer without a state. Empty if no layer has one.
 
     Raises:
         ConfigError: a model with states is divided between GPUs.
@@ -250,10 +250,10 @@ class Model(ABC):
 
         Args:
             weights: weights by name.
-                packer: packer of the model's device, to pack weights while others are read; `pack` then packs the rest.
-                    `None` if nothing is packed yet.
+            packer: packer of the model's device, to pack weights while others are read; `pack` then packs the rest.
+                `None` if nothing is packed yet.
             keeps_quantized: see `pack`.
-                packing: notified of each tensor that was read; replaces `packer`.
+            packing: notified of each tensor that was read; replaces `packer`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape, or a weight cannot be packed.

@@ -44,7 +44,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     inner_width = required(config, "moe_intermediate_size", int)
     num_shared: int = config.get("n_shared_experts", 2 if is_v2 else 1) or 0
     num_dense = optional(config, "first_k_dense_replace", 0 if is_v2 else 3)
-    # Layers behind the last one predict further tokens, for speculative decoding.
+    # Layers after the last one predict further tokens, for speculative decoding.
     extra = range(facts.num_layers, facts.num_layers + optional(config, "num_nextn_predict_layers", 0))
     parameters = llama_parameters(facts, placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
 

@@ -27,7 +27,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     rule, num_dense = grouped_sigmoid_rule(config), optional(config, "first_k_dense_replace", 1)
     num_shared = optional(config, "n_shared_experts", 1)
     has_bias, has_norm = optional(config, "attention_bias", False), optional(config, "use_qk_norm", False)
-    # Layers behind the last one predict further tokens, for speculative decoding.
+    # Layers after the last one predict further tokens, for speculative decoding.
     extra = range(facts.num_layers, facts.num_layers + optional(config, "num_nextn_predict_layers", 0))
     parameters = llama_parameters(facts, placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
 

@@ -1,4 +1,4 @@
-"""The models that read images, videos or sounds, as docs/multimodal.md lists them. A test compares it with the code."""
+"""The models that read images, videos or audio, as docs/multimodal.md lists them. A test compares it with the code."""
 
 from dataclasses import dataclass
 

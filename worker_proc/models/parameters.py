@@ -24,11 +24,11 @@ from octavo.worker_proc.parallel.stages import Stage, layer_of
 class Parameters:
     """The tensors of one model, uninitialized until a checkpoint, or dummy values, fill them.
 
-    Plain tensors (embeddings, norms) are allocated at once and filled in place. The weight of a linear layer is kept
-    as it is in the checkpoint, and then packed. Those of other pipeline stages have shapes, but no memory.
+    Plain tensors (embeddings, norms) are allocated immediately and filled in place. The weight of a linear layer is
+    kept in the checkpoint's form, and then packed. Tensors of other pipeline stages have shapes, but no memory.
 
     Args:
-        placement: their type, their device, and the part of them that is here.
+        placement: type and device of the tensors, and the part of them that this rank holds.
         prefixes: prefixes that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
         rules: rules that turn the tensors of a checkpoint, without their prefixes, into those of the model.
@@ -52,12 +52,12 @@ class Parameters:
         self._linears: dict[str, LinearWeight] = {}
         self._tied: dict[str, LinearWeight] = {}
         self._absent: dict[str, Tensor] = {}
-        """The tensors of other stages, without memory."""
+        """Tensors of other stages, without memory."""
         self._places: dict[str, Place] = {}
         self.adaptable: list[LayerAdapters] = []
         """Layers that LoRA adapters can change, including those of other stages."""
         self.stacks: dict[str, AdapterStack] = {}
-        """The weights of all experts of a layer, by the name of the tensor that may hold them."""
+        """Weights of all experts of a layer, by the name of the tensor that may hold them."""
         self.derived: list[Callable[[], None]] = []
         """Functions that recompute, in place, values that layers derived from weights."""
         self.divided: set[str] = set()
@@ -65,7 +65,7 @@ class Parameters:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of all tensors."""
+        """Type of all tensors."""
         return self._dtype
 
     @property
@@ -75,17 +75,17 @@ class Parameters:
 
     @property
     def group(self) -> TensorParallelGroup | None:
-        """The ranks that share every layer; `None` if this is the only one."""
+        """Ranks that share every layer; `None` if this is the only one."""
         return self.placement.group
 
     @property
     def sharding(self) -> Sharding:
-        """The place of this rank among them."""
+        """Sharding of this rank among them."""
         return self.placement.sharding
 
     @property
     def stage(self) -> Stage:
-        """The layers that are here."""
+        """Layers of this pipeline stage."""
         return self.placement.stage
 
     def shard_of(self, name: str) -> Shard | None:
@@ -116,7 +116,7 @@ class Parameters:
         return tensor
 
     def stacked(self, name: str, parts: Mapping[str, int], *shape: int) -> Tensor:
-        """Allocate a tensor of several of the checkpoint, one after the other.
+        """Allocate a tensor that stacks several tensors of the checkpoint.
 
         `parts`: their names, and the length of each in the first dimension; `shape`: the other dimensions.
         """
@@ -147,12 +147,12 @@ class Parameters:
 
         Args:
             name: name of the layer in the model.
-            parts: the layers of the checkpoint that are stacked into this one, and the outputs of each.
+            parts: checkpoint layers that are stacked into this one, and the number of outputs of each.
             num_inputs: total number of inputs.
-            bias: whether they have biases.
-            is_transposed: the checkpoint holds matrices of inputs by outputs.
-            is_quantizable: False: it stays as precise as the checkpoint, whatever the others become.
-            is_own: False: only another rank has it, whole; `None` if ranks divide it as its role says.
+            bias: whether the layers have biases.
+            is_transposed: whether the checkpoint holds matrices of shape (inputs, outputs).
+            is_quantizable: whether the weight may be quantized; False: it stays as precise as in the checkpoint.
+            is_own: False: only another rank has the weight, undivided. `None` if ranks divide it as its role says.
         """
         shards = {
             part: self._shard(part, (num_outputs, num_inputs)) if is_own is None else None
@@ -172,7 +172,7 @@ class Parameters:
         if role_of(name) is Role.ROW:
             sharding = self.placement.sharding
             weight.input_sharding = sharding if is_own is None else replace(sharding, rank=0, size=1)
-        if is_partial:  # the bias must be added once
+        if is_partial:  # the bias must be added only once
             self.divided.discard(f"{name}.bias")
             sum_bias_O = self.new(f"{name}.bias", outputs[name]) if bias else None
             weight.exchange = partial(self._sum, bias_O=sum_bias_O)
@@ -191,7 +191,7 @@ class Parameters:
         candidates = [*self._tensors.items(), *self._absent.items()]
         (name,) = (name for name, tensor in candidates if tensor is tensor_VD)
         shard = self.shard_of(name)
-        if name in self._absent and self.stage.is_last:  # the embedding is at the other end
+        if name in self._absent and self.stage.is_last:  # the embedding is on the first stage
             del self._absent[name]
             shape = tuple(tensor_VD.shape)
             tensor_VD = self._allocate(
@@ -209,18 +209,18 @@ class Parameters:
         return weight
 
     def adapts(self, adapters: LayerAdapters) -> LayerAdapters:
-        """Note that LoRA adapters can change a layer."""
+        """Register that LoRA adapters can change a layer."""
         self.adaptable.append(adapters)
         return adapters
 
     def parts_of(self, full_name: str, values: Tensor) -> Iterable[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield the tensors here that a tensor of the checkpoint becomes, as `load` would, and the rows of each."""
+        """Yield the tensors of this rank that a checkpoint tensor becomes, as `load` would, and the rows of each."""
         for name, part in self.names.apply_rules(full_name, values):
             stack = self.stacks.get(name)
             yield from [(name, part)] if stack is None or not isinstance(part, Tensor) else stack.split(name, part)
 
     def stack_of(self, full_name: str) -> AdapterStack | None:
-        """Return the stack that a tensor of the checkpoint holds; `None` if it is none."""
+        """Return the stack that a checkpoint tensor holds; `None` if it is not a stack."""
         ((name, _),) = self.names.apply_rules(full_name, torch.empty(0))
         return self.stacks.get(name)
 
@@ -244,7 +244,7 @@ class Parameters:
         return self.group.all_gather(outputs_TP, shard.ranges[0].start, shard.size)
 
     def unpadded_rows(self, num_rows: int) -> int:
-        """Return the next row count that no product with a packed weight pads, on any rank; all ranks must call it."""
+        """Return the next row count that no product with a packed weight pads, on any rank. All ranks must call it."""
         while (rows := self._most_padded_rows(num_rows)) > num_rows:
             num_rows = rows
         return num_rows
@@ -253,15 +253,15 @@ class Parameters:
         rows = max((weight.packed.padded_rows(num_rows) for weight in self._linears.values()), default=num_rows)
         if self.group is None:
             return rows
-        # Parts of different sizes, as of a vocabulary, may be padded differently.
+        # Parts of different sizes, such as those of a vocabulary, may be padded differently.
         sharding = self.placement.sharding
         rows_11 = torch.tensor([[rows]], device=self._device)
         return int(self.group.all_gather(rows_11, sharding.rank, sharding.size).max())
 
     def named(self, *, is_unquantized: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name.
+        """Iterate over all tensors, to write into them before they are packed. Stacked tensors have their own names.
 
-        `is_unquantized`: leave out weights that have quantized parts.
+        `is_unquantized`: whether to leave out weights that have quantized parts.
         """
         yield from self._tensors.items()
         for name, weight in self._linears.items():
@@ -270,7 +270,7 @@ class Parameters:
         yield from self._biases.items()
 
     def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
-        """Pack the loaded weights; nothing can be loaded afterwards.
+        """Pack the loaded weights. Nothing can be loaded afterwards.
 
         Args:
             packer: packer of the model's device.
@@ -307,14 +307,14 @@ class Parameters:
         """
         self.require_sizes(tensors, packed)
         for name, tensor in self._tensors.items():
-            # The layers hold this tensor object, so its memory is replaced.
+            # The layers refer to this tensor object, so its memory is replaced.
             tensor.set_(tensors[name])  # type: ignore[call-overload]
         for name, weight in self._linears.items():
             weight.packed = packed[name]
         self._let_go()
 
     def require_sizes(self, tensors: Mapping[str, Tensor], packed: Mapping[str, PackedLinear]) -> None:
-        """Compare names, shapes and types of `tensors` and `packed` with those here.
+        """Compare names, shapes and types of `tensors` and `packed` with those of this model.
 
         Raises:
             ValueError: the tensors belong to another model.
@@ -351,7 +351,7 @@ class Parameters:
         return [layers[layer] for layer in sorted(layers)], output_bytes
 
     def wants(self, full_name: str) -> bool:
-        """Return False for a tensor of a checkpoint that only other stages hold: it need not be read."""
+        """Return whether a checkpoint tensor must be read; False if only other stages hold it."""
         place = self._places.get(self.names.without_prefix(full_name))
         return place is None or place.is_here
 
@@ -360,11 +360,11 @@ class Parameters:
         weights: Iterable[tuple[str, Tensor | QuantizedMatrix]],
         on_taken: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until they are packed.
+        """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until the weights are packed.
 
         Args:
             weights: weights of the checkpoint, by name.
-            on_taken: called with the name, here, of each tensor that was filled.
+            on_taken: called with the model's name of each tensor that was filled.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape.

@@ -27,7 +27,7 @@ class StreamedPacking:
         return self._weight_of.get(name)
 
     def take(self, name: str) -> None:
-        """Note that a tensor was read; pack the weight of which it was the last one.
+        """Record that a tensor was read. Pack the weight if this was its last tensor.
 
         Raises:
             ConfigError: the weight cannot be packed; the message names it.

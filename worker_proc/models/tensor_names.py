@@ -1,4 +1,4 @@
-"""`TensorNames`: which tensors of a model the tensors of a checkpoint become."""
+"""`TensorNames`: maps the tensors of a checkpoint to those of a model."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,16 +7,16 @@ from octavo.worker_proc.models.checkpoint import Rule, Values, apply_rules
 from octavo.worker_proc.models.origins import Origins
 
 Split = Callable[[str, Values], Iterable[tuple[str, Values]]]
-"""Takes a tensor with its name in the checkpoint apart: names without prefixes, and their tensors."""
+"""Splits a tensor of the checkpoint: yields names without prefixes, and their tensors."""
 
 
 class TensorNames:
-    """Takes tensors apart, and gives them the model's names.
+    """Splits tensors, and gives them the model's names.
 
     Args:
         prefixes: prefixes that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
-        rules: rules that turn the tensors of a checkpoint, without their prefixes, into those of the model.
+        rules: rules that convert the tensors of a checkpoint, without their prefixes, to those of the model.
     """
 
     def __init__(self, prefixes: Sequence[str], ignored: Sequence[str], rules: Sequence[Rule]) -> None:
@@ -35,13 +35,13 @@ class TensorNames:
         return any(re.search(pattern, name) for pattern in self._ignored)
 
     def takes_apart(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
-        """Accept tensors `names` of the checkpoint in place of those that `split` makes of them.
+        """Accept the checkpoint tensors `names` in place of those that `split` makes of them.
 
         Args:
-            names: without prefixes; `split` is called with one after the other.
-            split: returns the tensors as soon as it can.
-            parts: the names of those tensors.
-            is_usual: False: checkpoints may hold the parts themselves.
+            names: names without prefixes; `split` is called with one tensor after another.
+            split: returns the parts as soon as it can.
+            parts: names of the parts.
+            is_usual: whether checkpoints usually hold `names`; False: they may hold the parts themselves.
         """
         self._splits.update(dict.fromkeys(names, split))
         self._origins.declare(names, parts, is_usual=is_usual)
@@ -58,22 +58,22 @@ class TensorNames:
                 yield full_name, name, part
 
     def origins_of(self, missing: Iterable[str]) -> list[str]:
-        """Return the names in the checkpoint of tensors of the model that it lacks."""
+        """Return the checkpoint names of tensors of the model that the checkpoint lacks."""
         return self._origins.of(missing)
 
     def apply_rules(self, full_name: str, values: Values) -> Iterable[tuple[str, Values]]:
-        """Yield the tensors of the model that a tensor of the checkpoint becomes, which is not taken apart."""
+        """Yield the tensors of the model that an unsplit tensor of the checkpoint becomes."""
         return apply_rules(self._rules, self.without_prefix(full_name), values)
 
     def without_prefix(self, name: str) -> str:
-        """Return a name of the checkpoint as the rules know it."""
+        """Return a checkpoint name in the form that the rules expect."""
         for prefix in self._prefixes:
             if name.startswith(prefix):
                 return name.removeprefix(prefix)
         return name
 
     def _apart(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:
-        """Yield tensors with their names in the checkpoint and those, without prefix, of which the rules know."""
+        """Yield tensors with their names in the checkpoint and their names without prefix, for the rules."""
         for full_name, values in weights:
             name = self.without_prefix(full_name)
             split = self._splits.get(name)

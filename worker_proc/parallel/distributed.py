@@ -1,7 +1,7 @@
-"""Ranks whose layers compute through torch: they exchange tensors by torch.distributed, and add them up themselves.
+"""Ranks whose layers compute through torch: they exchange tensors by torch.distributed, and sum them themselves.
 
-NCCL adds in an order that depends on the size of the message (algorithm, protocol, number of channels), so a prompt and
-a decode would disagree. Here NCCL and Gloo only copy, and the order of sums is that of `TensorParallelGroup`.
+The order of NCCL's sums depends on the size of the message (algorithm, protocol, number of channels), so a prompt and a
+decode would differ. Here NCCL and Gloo only copy; `TensorParallelGroup` defines the order of sums.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-"""The first name is new in torch 2.13, the second one deprecated there."""
+"""The first name is new in torch 2.13, which deprecates the second."""
 FEW_BYTES = 1 << 20
-"""A smaller sum is computed by every rank from all parts: one exchange. A larger one is divided between the ranks: two
+"""Smaller sums are computed by every rank from all parts: one exchange. Larger sums are divided between the ranks: two
 exchanges, with fewer bytes. The bits are the same."""
 
 
@@ -77,7 +77,7 @@ class DistributedRanks:
             raise ValueError(f"all_gather: columns from {first} on; those of rank {self._rank} begin at {starts}")
         lengths = [end - start for start, end in itertools.pairwise(starts)]
         widest = max(lengths)
-        if (num_missing := widest - columns_TP.shape[1]) > 0:  # without any, torch would copy the columns
+        if (num_missing := widest - columns_TP.shape[1]) > 0:  # otherwise torch would copy the columns
             columns_TP = torch.nn.functional.pad(columns_TP, (0, num_missing))
         parts = self._gathered(columns_TP)
         return torch.cat([part[:, :length] for part, length in zip(parts, lengths, strict=True)], 1)
@@ -99,7 +99,7 @@ def _added(parts_NTD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tens
 
 
 def sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return the sum of the first half of the tensors plus that of the second, and so on down to single ones."""
+    """Return the sum of the first half of the tensors plus the sum of the second half, recursively."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2

@@ -15,14 +15,14 @@ class TensorParallelGroup(Protocol):
     order."""
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the sum of all ranks' `partial`, plus the bias, on every rank.
+        """Return the sum of all ranks' `partial_TD`, plus the bias, on every rank.
 
-        The sum is that of the first half of the ranks plus that of the second, and so on down to single ranks, in
-        float32. It is rounded once, to `dtype`; parts may be float32 with any.
+        It is the sum of the first half of the ranks plus that of the second half, recursively, in float32. It is
+        rounded once, to `dtype`. Parts may be float32 with any `dtype`.
         """
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
-        """Return all ranks' columns side by side, shape (T, `width`); this rank's begin at `first`."""
+        """Return all ranks' columns side by side, shape (T, `width`). This rank's columns begin at `first`."""
 
     def meet(self) -> None:
         """Blocks until every rank has called it."""

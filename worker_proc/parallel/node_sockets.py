@@ -1,8 +1,8 @@
 """Connects the first ranks of all nodes with one another.
 
 Both ends prove that they know the secret of the group before anything else is exchanged: HMAC-SHA256 of a nonce of each
-and of both nodes, so a recorded proof is worth nothing later or elsewhere. The rows that follow are neither encrypted
-nor authenticated, as with Gloo and NCCL.
+side and of both nodes, so a recorded proof cannot be replayed later or elsewhere. The rows that follow are neither
+encrypted nor authenticated, as with Gloo and NCCL.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
         StartupError: a node has not connected after `TIMEOUT_S`.
     """
     deadline = time.monotonic() + TIMEOUT_S
-    # A node connects to those before it, and waits for those after it.
+    # A node connects to lower indices, and waits for higher ones.
     sockets = {other: _connect(place, other, deadline) for other in range(place.node)}
     with socket.socket(fileno=place.listener_fd) as listener:
         while len(sockets) < len(place.link_addresses) - 1:
@@ -47,7 +47,7 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
             if (other := _admit(place, connection)) is None:
                 connection.close()
             else:
-                if other in sockets:  # it has given up the earlier connection
+                if other in sockets:  # the peer has given up the earlier connection
                     sockets[other].close()
                 sockets[other] = connection
             if time.monotonic() >= deadline and len(sockets) < len(place.link_addresses) - 1:
@@ -66,7 +66,7 @@ def _connect(place: NodePlace, other: int, deadline: float) -> socket.socket:
         try:
             connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_S)
             try:
-                # The other node may connect to those before it first.
+                # The other node may first connect to lower indices.
                 if _introduce(place, other, connection, max(time.monotonic() + HANDSHAKE_S, deadline)):
                     return connection
             except BaseException:
@@ -83,7 +83,7 @@ def _connect(place: NodePlace, other: int, deadline: float) -> socket.socket:
 
 
 def _introduce(place: NodePlace, other: int, connection: socket.socket, deadline: float) -> bool:
-    """Prove to another node that this one belongs to the group; return whether that one does.
+    """Prove to another node that this one belongs to the group. Return whether the other node does.
 
     Raises:
         OSError: the peer does not answer, or rejects this one.
@@ -96,7 +96,7 @@ def _introduce(place: NodePlace, other: int, connection: socket.socket, deadline
 
 
 def _admit(place: NodePlace, connection: socket.socket) -> int | None:
-    """Return the node that has connected; `None` if a stranger has."""
+    """Return the node that has connected; `None` if it does not belong to the group."""
     deadline = time.monotonic() + HANDSHAKE_S
     challenge = os.urandom(_NONCE_BYTES)
     try:
@@ -121,7 +121,7 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     """Read exactly `size` bytes.
 
     Raises:
-        OSError: the connection ends before, or they are not here at the deadline.
+        OSError: the connection ends early, or the bytes have not arrived at the deadline.
     """
     data = b""
     while len(data) < size:

@@ -1,4 +1,4 @@
-"""Joins this worker to the others, by the means that its device has."""
+"""Connects this worker to the others, in the way that its device supports."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from octavo.worker_proc.weights.load import torch_dtype
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The other workers, as this one sees them."""
+    """The other workers, from this worker's view."""
 
     group: TensorParallelGroup | None
     """Ranks that share its layers; `None` if there are no others."""
@@ -43,13 +43,13 @@ class Peers:
 
 
 def join_peers(spec: WorkerSpec, library: NativeLibrary | None, device: torch.device, env: Env) -> Peers:
-    """Join the other workers, of which there are some.
+    """Join the other workers, of which there is at least one.
 
     Args:
         spec: spec of this worker.
         library: computes with the model; `None` if torch does.
         device: device of this worker.
-        env: says how GPUs add up tensors.
+        env: selects how GPUs sum tensors.
 
     Raises:
         StartupError: the workers cannot exchange anything.
@@ -87,7 +87,7 @@ def _through_torch(spec: WorkerSpec, device: torch.device, env: Env) -> Peers:
 
 
 def _symmetric_ranks(spec: WorkerSpec, device: torch.device) -> TensorParallelGroup:
-    """Return ranks that read each other's memory, on one machine."""
+    """Return ranks on one machine that read each other's memory."""
     if spec.place is not None and len(spec.place.link_addresses) > 1:
         raise StartupError(
             "OCTAVO_ONE_SHOT_ALL_REDUCE: the GPUs are on several machines, and cannot read each other's memory",
@@ -164,7 +164,7 @@ def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Pee
 
 
 NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
-"""Keys of `config.json`."""
+"""Keys of `config.json` for the number of experts per token."""
 
 
 def _links(place: NodePlace, rank: int) -> NodeLinks:
@@ -173,7 +173,7 @@ def _links(place: NodePlace, rank: int) -> NodeLinks:
 
 
 def _store(spec: WorkerSpec) -> Store:
-    """Return where ranks that compute through torch find each other."""
+    """Return the store through which ranks that compute through torch find each other."""
     if spec.place is None:
         return FileStore(spec.rendezvous, spec.world_size)
     host, _, port = spec.place.link_addresses[0].rpartition(":")
@@ -184,12 +184,12 @@ def _store(spec: WorkerSpec) -> Store:
 
 
 MAX_PARTS = 8
-"""Layers of a checkpoint that are stacked into one, at most."""
+"""Most layers of a checkpoint that are stacked into one."""
 
 
 def _area_bytes(config: ResolvedConfig) -> int:
-    """Return the bytes of the largest exchange: all logits of a step, or of each row the hidden state, or the outputs
-    of its experts."""
+    """Return the bytes of the largest exchange: all logits of a step, or for each row the hidden state or its experts'
+    outputs."""
     size, width, top_k = config.tensor_parallel_size, _width(config), _num_chosen_experts(config)
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     max_rows = max(config.max_num_batched_tokens, max_logits)
@@ -202,7 +202,7 @@ def _area_bytes(config: ResolvedConfig) -> int:
 
 
 def _width(config: ResolvedConfig) -> int:
-    """Return the largest width of the residual stream, of a draft model too."""
+    """Return the largest width of the residual stream, including that of a draft model."""
     keys = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
     models = [config.model]
     if config.speculation is not None and config.speculation.head is not None:

@@ -21,10 +21,10 @@ class Placement:
     device: torch.device = _CPU
     """Device of all tensors; those of a checkpoint are copied to it one by one."""
     sharding: Sharding = WHOLE
-    """The part of the model that is here."""
+    """Part of the model that this rank holds."""
     group: TensorParallelGroup | None = None
-    """The ranks that share every layer; `None` if this is the only one."""
+    """Ranks that share every layer; `None` if this is the only one."""
     stage: Stage = ALL_LAYERS
-    """The layers that are here."""
+    """Layers of this pipeline stage."""
     engines: ExpertExchange | None = None
-    """The ranks of all engines, each with some experts; `None` if this engine has all experts."""
+    """Ranks of all engines, each with some experts; `None` if this engine has all experts."""

@@ -1,8 +1,8 @@
 """The part of each weight that a tensor-parallel rank holds, by the role of the weight.
 
-As in Megatron-LM (Shoeybi et al. 2019), the weights before attention and before the activation are divided by outputs
-and those after by inputs, so each of the two blocks of a layer needs one sum over the ranks. Models are built with the
-sizes of their rank, from `facts_of_rank`, and never meet a rank.
+As in Megatron-LM (Shoeybi et al. 2019), weights before attention and before the activation are divided by outputs, and
+weights after them by inputs. Each of the two blocks of a layer then needs one sum over the ranks. Models are built with
+the sizes of their rank, from `facts_of_rank`, and do not know about ranks.
 """
 
 import re
@@ -64,29 +64,29 @@ def role_of(layer: str) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a checkpoint's tensor that a rank holds."""
+    """The part of a checkpoint tensor that a rank holds."""
 
     dim: int
     size: int
     """Size of the undivided tensor in this dimension."""
     ranges: tuple[range, ...]
-    """Indices in this dimension."""
+    """Indices that the rank holds in this dimension."""
 
     @property
     def length(self) -> int:
-        """Indices that this rank holds."""
+        """Number of indices that this rank holds."""
         return sum(map(len, self.ranges))
 
     def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the part, given that of the whole tensor."""
+        """Return the shape of the part, given that of the undivided tensor."""
         return tuple(self.length if dim == self.dim else length for dim, length in enumerate(shape))
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole tensor, given that of the part."""
+        """Return the shape of the undivided tensor, given that of the part."""
         return tuple(self.size if dim == self.dim else length for dim, length in enumerate(shape))
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the part; a view, if it is one range."""
+        """Return the part; a view if it is one range."""
         parts = [tensor.narrow(self.dim, part.start, len(part)) for part in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
@@ -100,19 +100,19 @@ class Sharding:
     num_kv_heads: int = 1
     """Key heads of the undivided model."""
     num_state_groups: int = 1
-    """Groups of heads of the whole model that share inputs of their recurrence."""
+    """Groups of heads of the undivided model that share inputs of their recurrence."""
     num_segments: int = 1
-    """Parts in which a product adds up inputs that ranks can divide: the most ranks, up to 8, that get the same sum."""
+    """Number of segments in which a product sums divisible inputs: the most ranks, up to 8, with the same sums."""
     divides_experts: bool = False
-    """Each rank has some experts of a mixture, whole, instead of a part of each."""
+    """Whether each rank has some complete experts of a mixture, instead of a part of each."""
     engine: int = 0
     """Index of this rank among those that divide the experts."""
     num_engines: int = 1
-    """Each has as many ranks; they divide nothing but experts."""
+    """Number of engines, each with equally many ranks; they divide only experts."""
 
     @classmethod
     def of(cls, config: ResolvedConfig, rank: int) -> "Sharding":
-        """Return the place of a rank among those that share the layers of a model."""
+        """Return the sharding of a rank among those that share the layers of a model."""
         facts, size = config.model, config.tensor_parallel_size
         num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
         engine, num_engines = (config.engine_index, config.data_parallel_size) if config.is_lock_step else (0, 1)
@@ -121,7 +121,7 @@ class Sharding:
         return cls(rank, size, facts.num_kv_heads, num_state_groups, num_segments, divides_experts, engine, num_engines)
 
     def own_experts(self, num_experts: int) -> range:
-        """Return the experts of which this rank has weights.
+        """Return the experts whose weights this rank has.
 
         Raises:
             ConfigError: there are more ranks than experts.
@@ -138,7 +138,7 @@ class Sharding:
         return range(num_experts * rank // num_ranks, num_experts * (rank + 1) // num_ranks)
 
     def whole_heads(self, facts: ModelFacts) -> tuple[int, int]:
-        """Return the query heads and the key heads of the whole model, given the facts of a rank."""
+        """Return the query heads and the key heads of the undivided model, given the facts of a rank."""
         return (
             (facts.num_heads, facts.num_kv_heads)
             if self.size == 1
@@ -150,7 +150,7 @@ class Sharding:
 
         Args:
             role: role of its layer.
-            shape: outputs first, as a model asks for it: with the sizes of its rank, but the whole vocabulary.
+            shape: shape with outputs first, in the sizes of this rank, except that the vocabulary is undivided.
         """
         if self.size == 1 or role is Role.REPLICATED:
             return None
@@ -172,13 +172,13 @@ class Sharding:
                 return self._shared(self.num_state_groups, length)
 
     def _shared(self, num_heads: int, length: int) -> Shard:
-        """Return this rank's part of heads that ranks share if there are fewer; `length` is that of the part."""
+        """Return this rank's part of heads. Ranks share heads if there are more ranks; `length` is that of the part."""
         width = length // max(1, num_heads // self.size)
         first = num_heads * self.rank // self.size * width
         return Shard(0, num_heads * width, (range(first, first + length),))
 
     def _divided(self, dim: int, lengths: list[int]) -> Shard:
-        """Return this rank's part of some tensors side by side, of which each rank has the same length."""
+        """Return this rank's part of several adjacent tensors, each divided into equal parts."""
         ranges, start = [], 0
         for length in lengths:
             first = start + self.rank * length

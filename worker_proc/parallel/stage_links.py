@@ -128,9 +128,9 @@ class DistributedStages:
 class GraphStages:
     """See `StageExchange`. For stages whose steps are CUDA graphs, which read and write fixed memory.
 
-    The exchange itself is between two graphs, not within one: a graph pads its step, and each stage to another size,
-    but exactly the rows of the step are exchanged. And graphs are captured, and steps of padding computed, without the
-    other stages. NCCL has a stream for each pair of stages, which computing overlaps with.
+    The exchange runs between two graphs, not within one: each stage's graph pads its step to a different size, but
+    exactly the rows of the step are exchanged. Besides, graphs are captured, and padding steps computed, without the
+    other stages. NCCL has a stream for each pair of stages, so transfers overlap with computation.
 
     Args:
         link: link to the previous and the next stage.
@@ -165,12 +165,12 @@ class GraphStages:
             computed_TD[: len(part_TD)].copy_(part_TD)
 
     def fetch(self, num_rows: int) -> None:
-        """Receive the rows of the next step that is computed."""
+        """Receive the rows of the next step to compute."""
         parts_NTD = self._link.receive_rows(num_rows, self._MAX_PARTS)
         self._received_NTD[:, :num_rows].copy_(parts_NTD)
 
     def pass_on(self, num_rows: int) -> None:
-        """Send the rows of the step that was computed last; they are copied, so the next step may be computed."""
+        """Send the rows of the latest step. They are copied, so the next step may be computed."""
         self._link.send(list(self._computed_NTD[:, :num_rows]))
 
     def succeeded(self, here: bool) -> bool:

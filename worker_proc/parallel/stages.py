@@ -1,7 +1,7 @@
 """The layers that a pipeline stage computes, the weights that it therefore holds, and the values that it passes on.
 
-Models build all of their layers and never meet a stage: `Parameters` gives the weights of other stages no memory, and
-`Model` runs only the layers that are here.
+Models build all of their layers and do not know about stages: `Parameters` allocates no memory for weights of other
+stages, and `Model` runs only the layers that are here.
 """
 
 import itertools
@@ -29,11 +29,12 @@ class Stage:
     """Whether this stage computes the logits."""
 
     def holds(self, layer: str, *, is_output: bool) -> bool:
-        """Return whether a weight is here. What lies between the layers is at both ends, but the large tables are not.
+        """Return whether this stage holds a weight. Both ends hold the small weights outside of layers, but not the
+        tables.
 
         Args:
-            layer: the name of its layer in the checkpoint, without the prefix of the model.
-            is_output: whether it is multiplied with; False: rows are looked up, or it scales them.
+            layer: name of its layer in the checkpoint, without the prefix of the model.
+            is_output: whether the weight is used in a product; False: its rows are looked up, or it scales rows.
         """
         if (index := layer_of(f"{layer}.")) is not None:
             return index in self.layers
@@ -63,8 +64,9 @@ class StageExchange(Protocol):
         """
 
     def succeeded(self, here: bool) -> bool:
-        """Return whether this stage and all before it have succeeded at something, and tell the next one: so the last
-        one, which answers the core, knows of all. Between two steps; all stages call it.
+        """Return whether this stage and all earlier ones succeeded, and report it to the next stage.
+
+        So the last stage, which answers the core, knows about all. All stages call it, between two steps.
 
         Blocks until the previous stage has reported.
         """
@@ -80,12 +82,12 @@ def layer_of(name: str) -> int | None:
 def split_layers(layer_bytes: Sequence[int], output_bytes: int, num_stages: int) -> list[int]:
     """Return the number of layers of each stage: at least one, and weights of about the same size.
 
-    The sum of the squares of the stages' weights is the least possible: a step waits for the largest.
+    Minimizes the sum of squares of the stages' weights: a step waits for the largest stage.
 
     Args:
-        layer_bytes: the weights of each layer.
-        output_bytes: the weight of the logits, which the last stage reads too. An embedding is only looked up.
-        num_stages: not more than there are layers.
+        layer_bytes: bytes of each layer's weights.
+        output_bytes: bytes of the output weight, which the last stage reads too. An embedding is only looked up.
+        num_stages: number of stages, at most the number of layers.
     """
     sums = [0, *itertools.accumulate(layer_bytes)]
     # best[end]: the least sum of squares of the stages so far, and their boundaries.

@@ -14,13 +14,13 @@ from octavo.worker_proc.parallel.distributed import FEW_BYTES, DistributedRanks
 class SymmetricMemoryRanks(DistributedRanks):
     """See `TensorParallelGroup`. `one_shot` computes sums of up to 1 MiB; larger sums are as in `DistributedRanks`.
 
-    Both add in the same order, so a row has the same bits in a sum of any size.
+    Both sum in the same order, so a row has the same bits in a sum of any size.
 
     Args:
         rank: rank of this process, from 0.
         size: number of ranks.
         one_shot: one-shot all-reduce of this rank.
-        serves: whether `one_shot` can add up a tensor.
+        serves: whether `one_shot` can sum a tensor.
         group: torch process group; `None` means all workers.
     """
 
@@ -52,7 +52,7 @@ def open_symmetric_ranks(
     device: torch.device,
     group: distributed.ProcessGroup | None = None,
 ) -> SymmetricMemoryRanks:
-    """Share memory with the other ranks, and return this one. All ranks call it, after `join_all`.
+    """Share memory with the other ranks. Return this rank's group. All ranks call it, after `join_all`.
 
     Args:
         rank: rank of this process, from 0.
@@ -66,7 +66,7 @@ def open_symmetric_ranks(
     Raises:
         StartupError: the GPUs cannot read each other's memory.
     """
-    # Triton takes a second to import, and CPUs do without it.
+    # Triton takes a second to import, and CPUs do not need it.
     from octavo.kernels.all_reduce.gpu import OneShotAllReduce, one_shot_bytes
 
     max_rows = FEW_BYTES // (width * part_dtype.itemsize)
@@ -91,7 +91,7 @@ def open_symmetric_ranks(
 
 def _share(num_bytes: int, device: torch.device, group: distributed.ProcessGroup) -> tuple[Any, list[int]]:
     """Allocate zeros on every rank. Return their owner, and their addresses by rank, as this GPU sees them."""
-    from torch.distributed import _symmetric_memory as symmetric_memory  # imports much, and CPUs do without it
+    from torch.distributed import _symmetric_memory as symmetric_memory  # a large import that CPUs do not need
 
     try:
         area = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()

@@ -1,4 +1,4 @@
-"""The hidden states of one request's tokens, as far as its chunks have been computed."""
+"""The hidden states of one request's tokens that have been computed so far, chunk by chunk."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Collected:
-    """Rows, added up or kept; in the order of their tokens."""
+    """Rows in token order: summed up, or kept."""
 
     num_rows: int = 0
     sum_D: Floats = field(default_factory=lambda: np.zeros(0, np.float32))

@@ -76,7 +76,7 @@ def _classifier(parameters: Parameters, architecture: str, width: int, num_label
 def _token_scores(parameters: Parameters, facts: ModelFacts, width: int) -> Dense:
     """Make the head whose score is the logit of one token minus that of another: Qwen3-Reranker's yes and no.
 
-    After a sigmoid it is the probability of "yes" if nothing else can be said.
+    The sigmoid of the score is the probability of "yes" if these are the only two answers.
     """
     assert facts.pooling is not None, "a decoder that pools"
     first, second = facts.pooling.score_token_ids

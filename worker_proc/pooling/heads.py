@@ -139,7 +139,7 @@ class PoolingHead:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the head changes nothing."""
         return not self._layers
 
     def prepare(self) -> None:

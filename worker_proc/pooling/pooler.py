@@ -1,7 +1,7 @@
-"""Collects the hidden states of requests over the chunks of their prompts, and makes results of them.
+"""Collects the hidden states of requests over the chunks of their prompts, and makes results from them.
 
-Vectors are added row by row in the order of the tokens, and heads take one vector at a time, so a result does not
-depend on how a prompt was divided, or on other requests.
+Rows are summed one by one in token order, and heads take one vector at a time, so a result does not depend on how a
+prompt was divided, or on other requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,22 +36,21 @@ class _Part:
     row: Row
     spec: PoolingSpec
     num_rows: int
-    """Hidden states that its result needs, of this step."""
+    """Number of hidden states of this step that its result needs."""
     is_last: bool
     """Whether the prompt ends here."""
     vector: Callable[[], Floats] | None = None
-    """Returns what an encoder has made of the request, which is an image alone; `None` if it is made of hidden
-    states."""
+    """Returns the vector of a request that is an image alone; `None` if the result is made from hidden states."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingPooled:
-    """The results of a step, which are made once its hidden states are readable."""
+    """The results of a step, made once its hidden states are readable."""
 
     pooler: "Pooler"
     parts: Sequence[_Part]
     hidden: PendingRows | None
-    """`None` if no request needs any of them."""
+    """Hidden states of the step; `None` if no request needs any."""
     outputs: list[PooledOutput] = field(default_factory=list)
     """One output per request whose prompt has ended, unless its values are not finite; follows `token_ids`."""
 
@@ -71,7 +70,7 @@ class PendingPooled:
         return tokens
 
     def logprobs(self) -> None:
-        """Return `None` if there are none."""
+        """Return `None`: there are no logprobs."""
 
 
 class Pooler:
@@ -87,7 +86,7 @@ class Pooler:
         self.use_head(head)
 
     def use_head(self, head: PoolingHead | None) -> None:
-        """Compute with the present weights of a head from now on."""
+        """Compute with another head from now on, or with new weights of the same one."""
         assert head is not None, "a model that generates tokens"
         head.prepare()
         self._head = head
@@ -103,10 +102,10 @@ class Pooler:
         """Begin to collect the results of a step.
 
         Args:
-            scheduled: the entries of the step.
+            scheduled: entries of the step.
             inputs: arrays of the step.
-            batch: has the requests, before the next plan is applied.
-            runner: has begun to run the step.
+            batch: batch of the requests, before the next plan is applied.
+            runner: runner that has begun the step.
             vectors: returns vectors of requests that are an image alone. Called when the step is over: their hidden
                 states are not read.
         """
@@ -125,7 +124,7 @@ class Pooler:
         return PendingPooled(self, parts, runner.hidden(rows) if len(rows) else None)
 
     def result(self, spec: PoolingSpec, collected: Collected, vector_D: Floats | None = None) -> PooledOutput | None:
-        """Return the result of a request, made of hidden states or of its vector; None if its numbers overflow."""
+        """Return the result of a request, from hidden states or from its vector; `None` if its numbers overflow."""
         if vector_D is not None:
             values = vector_D
         elif spec.pooling in BY_TOKEN:

@@ -1,1 +1,1 @@
-"""`octavo quantize`: quantizes checkpoints, for octavo and other engines to load. Serves nothing."""
+"""`octavo quantize`: quantizes checkpoints, for octavo and other engines. Serves no requests."""

@@ -1,4 +1,4 @@
-"""`python -m octavo.worker_proc.quantization`: does one job, which it reads from standard input.
+"""`python -m octavo.worker_proc.quantization`: runs one job, which it reads from standard input.
 
 `octavo quantize` runs it, because the frontend imports no torch. Reports go to standard output; see
 `octavo.protocol.quantization_job`.
@@ -17,7 +17,7 @@ _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 def main() -> int:
-    """Do the job; return the exit code."""
+    """Run the job. Return the exit code."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=QuantizationJob)
     latest = float("-inf")
 

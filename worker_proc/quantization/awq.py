@@ -1,7 +1,7 @@
-"""AWQ: scales inputs with large activations up before rounding, and their source down by as much.
+"""AWQ: scales up inputs with large activations before rounding, and scales down the module that produces them.
 
 Source: Lin et al., "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration" (2024). The range
-of each group is chosen by the error that the activations weigh (`rounding.to_groups`).
+of each group minimizes the error weighted by the activations (`rounding.to_groups`).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Activations:
     square_I: Tensor
     """Sum of squares."""
     rows_TI: Tensor
-    """The first of the rows."""
+    """The first rows."""
     num_rows: int = 0
 
     @classmethod
@@ -39,7 +39,7 @@ class Activations:
         return cls(torch.zeros(num_inputs), torch.zeros(num_inputs), torch.empty(0, num_inputs))
 
     def add(self, rows_TI: Tensor) -> None:
-        """Add the rows that a sample brings."""
+        """Add the rows of a sample."""
         self.magnitude_I += rows_TI.abs().sum(0)
         self.square_I += rows_TI.square().sum(0)
         self.num_rows += len(rows_TI)
@@ -68,14 +68,14 @@ def require_known(model: nn.Module) -> None:
 
 
 def scale_block(block: nn.Module, blocks: Blocks, group_size: int) -> dict[nn.Linear, Activations]:
-    """Scale the weights of a block, which computes the same as before; return the inputs of its linear layers."""
+    """Scale the weights of a block without changing its function. Return the inputs of its linear layers."""
     together = _scaled_together(block)
     layers = [layer for _, group in together for layer in group]
     seen = {layer: Activations.none(layer.in_features) for layer in layers}
     blocks.see_inputs(layers, lambda layer, rows_TI: seen[layer].add(rows_TI))
     for source, group in together:
         activations, parameters = seen[group[0]], list(source.parameters())
-        if len(parameters[0]) != group[0].in_features:  # o_proj has one input for each query head, v_proj fewer
+        if len(parameters[0]) != group[0].in_features:  # o_proj has one input per query head, v_proj has fewer outputs
             continue
         scale_I = _best_scale([layer.weight for layer in group], activations, group_size)
         for values in parameters:
@@ -89,7 +89,7 @@ def scale_block(block: nn.Module, blocks: Blocks, group_size: int) -> dict[nn.Li
 def _scaled_together(block: nn.Module) -> list[tuple[nn.Module, list[nn.Linear]]]:
     """Return groups of layers that read the same inputs, each with the module that produces them, last group first.
 
-    In this order the inputs of a source are not scaled before the source is.
+    In this order the inputs of a module are not scaled before the module is.
     """
 
     def linears(*names: str) -> list[nn.Linear]:
@@ -107,7 +107,7 @@ def _scaled_together(block: nn.Module) -> list[tuple[nn.Module, list[nn.Linear]]
 
 
 def _best_scale(weights: list[Tensor], activations: Activations, group_size: int) -> Tensor:
-    """Return the scale with which the rounded weights give the smallest error of the outputs, float32."""
+    """Return the scale with which rounded weights give the smallest error of the outputs, float32."""
     weight_OI = torch.cat(weights).float()
     mean_I = (activations.magnitude_I / max(activations.num_rows, 1)).clamp(min=1e-4)
     wanted_TO = activations.rows_TI @ weight_OI.T

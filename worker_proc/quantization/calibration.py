@@ -1,6 +1,6 @@
 """Runs a text through a model, block by block, so that each block sees the outputs of its quantized predecessors.
 
-The model is that of transformers. Rounds nothing: `gptq.py` and `awq.py` do.
+The model is transformers'. Rounds nothing: `gptq.py` and `awq.py` do.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +16,11 @@ from octavo.protocol.quantization_job import QuantizationJob
 
 
 class _Stopped(Exception):
-    """The blocks that follow need not run."""
+    """Stops a pass: the following blocks need not run."""
 
 
 class Blocks:
-    """The decoder blocks of a model, and the hidden states before the next of them, for every sample.
+    """The decoder blocks of a model, and the inputs of the next block for every sample.
 
     Args:
         job: a job that has a text.
@@ -72,9 +72,9 @@ class Blocks:
                 self._run(self._blocks[self._index], hidden)
 
     def with_equal_inputs(self, layers: Iterable[nn.Linear]) -> list[list[nn.Linear]]:
-        """Return the layers of the block that `__iter__` yielded last, those that read the same rows together."""
+        """Return the layers of the block that `__iter__` yielded last, grouped by equal inputs."""
         groups: dict[int, list[nn.Linear]] = {}
-        alive: list[Tensor] = []  # so that no other tensor gets their addresses
+        alive: list[Tensor] = []  # keeps the inputs alive, so that their addresses are not reused
 
         def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             assert isinstance(module, nn.Linear)
@@ -91,7 +91,7 @@ class Blocks:
         return next_hidden
 
     def _first_hidden(self, token_rows: list[list[int]]) -> list[Tensor]:
-        """Return the embedded samples, and note the other arguments of all blocks, which no sample changes."""
+        """Return the embedded samples. Record the other arguments of the blocks, which are the same for all samples."""
         collected: list[Tensor] = []
 
         def before(index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def linears_of(block: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _samples(job: QuantizationJob) -> list[list[int]]:
-    """Return the token ids of equally long pieces of the text, spread over all of it."""
+    """Return the token ids of equally long pieces of the text, spread over the complete text."""
     from transformers import AutoTokenizer
 
     assert job.calibration is not None, "checked by the command"

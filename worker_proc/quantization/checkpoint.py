@@ -15,7 +15,7 @@ from octavo.worker_proc.weights.safetensors import read_safetensors
 
 _FILE_BYTES = 4 * 2**30
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-"""Ends of the names of files that hold weights, or say where they are."""
+"""Suffixes of files that hold weights or an index of weights."""
 
 
 class Source:
@@ -47,10 +47,10 @@ class Source:
 
 
 class Target:
-    """A new directory. Until the end of its context its files have other names, and an error removes it.
+    """A new directory. Its files have temporary names until the context ends; an error removes the directory.
 
     Args:
-        path: absent, or an empty directory.
+        path: path of the directory: absent or empty.
         source: source whose other files are copied.
 
     Raises:

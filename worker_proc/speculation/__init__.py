@@ -1,1 +1,1 @@
-"""Drafts of the workers, for speculative decoding."""
+"""Drafters of the workers, for speculative decoding."""

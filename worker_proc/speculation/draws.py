@@ -14,13 +14,14 @@ from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts
 
 
 class Drafter(Protocol):
-    """Drafts for the requests of a batch, after each step of its runner."""
+    """Drafts tokens for the requests of a batch, after each step of its runner."""
 
     rounds: DraftRounds
-    """Compute drafts."""
+    """Computes the drafts."""
 
     follows_drafts: bool
-    """Whether `draft` may be given `verified`: it follows drafts that may be wrong, which the next step overwrites."""
+    """Whether `draft` accepts `verified`: it can continue from drafts that may be wrong, which the next step
+    overwrites."""
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -30,7 +31,7 @@ class Drafter(Protocol):
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
     def use_model(self, model: Model | None) -> None:
-        """Draft for a model with other weights from now on; `None` to hold no reference to the present one."""
+        """Draft for a model with other weights from now on; `None` drops the present model."""
 
     def draft(
         self,
@@ -40,19 +41,19 @@ class Drafter(Protocol):
         num_drafts: int,
         verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
-        """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
+        """Run the drafter on a step, and draft at most `num_drafts` tokens for each of its sampled requests.
 
         Args:
             entries: entries of the step.
             query_starts: offsets of the requests' rows.
             accepted: number of samples that are tokens, if some verify drafts.
-            num_drafts: 0: none.
-            verified: the samples of a step that verifies drafts, if only the device knows them yet.
+            num_drafts: most drafts per request; 0 for none.
+            verified: samples of a step that verifies drafts, if only the device knows their tokens yet.
         """
 
 
 def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | None) -> Ints:
-    """Return how many positions of each entry of a step follow no wrong draft.
+    """Return for each entry of a step the number of positions that follow no wrong draft.
 
     Args:
         entries: entries of the step.
@@ -66,7 +67,7 @@ def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | Non
 
 
 def shared_group(model: Model) -> int:
-    """Return the cache group of a model whose blocks have the keys of a drafter too.
+    """Return the cache group of a model whose blocks also hold the keys of its drafter.
 
     Raises:
         ConfigError: no layer of the model keeps blocks of all tokens of a request.

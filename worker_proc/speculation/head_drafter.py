@@ -1,7 +1,7 @@
 """`HeadDrafter`: runs a model's head after every step, and drafts the tokens after the sampled ones.
 
-The head has its own keys and values, in the blocks of the model's first cache group without a window. So they are
-found, shared and copied with the model's. A later step verifies each draft, so it may depend on anything.
+The head has its own keys and values, in the blocks of the model's first cache group without a window. They are found,
+shared and copied together with the model's. A later step verifies each draft, so a draft may depend on anything.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from octavo.worker_proc.speculation.draws import num_accepted, shared_group
 
 
 class HeadDrafter:
-    """Drafts for the requests of a batch, after each step of its runner.
+    """Drafts tokens for the requests of a batch, after each step of its runner.
 
     Args:
         head: head with loaded weights.
         rounds: rounds of the head, over its cache.
         runner: runner of the model.
-        group: the cache group of the model whose blocks the head uses.
+        group: cache group of the model whose blocks the head uses.
         batch: batch of the requests.
         max_model_len: longest request, in tokens.
     """
@@ -57,7 +57,7 @@ class HeadDrafter:
         """See `Drafter.use_model`. The model's head computes over the same cache."""
         head = None if model is None else model.head
         assert head is None or isinstance(head, DraftHead), "the head of a model stays of its kind"
-        self._head = head  # `None` if its memory is free for the next one
+        self._head = head  # `None` frees its memory for the next head
         self.rounds.use_model(head)
 
     def draft(
@@ -68,17 +68,17 @@ class HeadDrafter:
         num_drafts: int,
         verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
-        """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
+        """Run the head on a step, and draft at most `num_drafts` tokens for each of its sampled requests.
 
         Args:
             entries: entries of the step.
             query_starts: offsets of the requests' rows.
             accepted: number of samples that are tokens, if some verify drafts.
-            num_drafts: 0: only follow.
+            num_drafts: most drafts per request; 0: only run the head.
             verified: see `Drafter.draft`.
         """
         sampled_E = (entries.num_samples_R > 0).nonzero()[0]
-        # Keys of rejected drafts would be wrong, and the next step stores the right ones.
+        # Keys of rejected drafts would be wrong; the next step stores the right ones.
         counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
         inputs = draft_inputs(self._batch, self._group, entries.slots_R, starts_R, counts_R)
@@ -88,7 +88,7 @@ class HeadDrafter:
             inputs.token_ids_T[verified.indices_N] = DRAFTED - verified.draft_tokens.offsets_N
         (features_TD,) = self._runner.features
         if accepted is None:
-            features_TD = features_TD[: len(inputs.token_ids_T)]  # no copy of rows: the host may be ahead of the device
+            features_TD = features_TD[: len(inputs.token_ids_T)]  # a view: the host may be ahead of the device
         else:
             rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
             features_TD = features_TD[torch.from_numpy(rows_T).to(features_TD.device)]

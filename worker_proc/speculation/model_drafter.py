@@ -1,8 +1,8 @@
 """`ModelDrafter`: drafts the tokens after the sampled ones with a smaller model of the same vocabulary.
 
-The draft model has its own keys and values, in the blocks of the model's first cache group without a window. So they
-are found, shared and copied with the model's. It computes nothing until drafts are wanted, and then what it lacks of
-these requests: a full batch, which drafts nothing, pays nothing.
+The draft model has its own keys and values, in the blocks of the model's first cache group without a window. They are
+found, shared and copied together with the model's. It computes nothing until drafts are requested, and then everything
+that it lacks of these requests: a full batch, which drafts nothing, costs nothing.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from octavo.worker_proc.speculation.draws import num_accepted, shared_group
 
 
 class ModelDrafter:
-    """Drafts for the requests of a batch, after each step of its runner.
+    """Drafts tokens for the requests of a batch, after each step of its runner.
 
     Args:
         rounds: rounds of the draft model, over its cache.
-        group: the cache group of the model whose blocks the draft model uses.
+        group: cache group of the model whose blocks the draft model uses.
         batch: batch of the requests.
         num_blocks: number of blocks of the cache.
         block_size: tokens per block.
@@ -34,7 +34,7 @@ class ModelDrafter:
         max_len: tokens of a request that the draft model can attend to.
     """
 
-    follows_drafts = False  # it counts the keys that each block has
+    follows_drafts = False  # it counts the keys of each block
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class ModelDrafter:
         self.rounds, self._forward, self._group, self._batch = rounds, rounds.forward, group, batch
         self._block_size, self._max_rows, self._max_len = block_size, max_rows, max_len
         self._num_keys_B = np.zeros(num_blocks, dtype=np.int64)
-        """How many keys of the draft model a block has, from its beginning. Contents that come from elsewhere into a
-        block may make a number wrong: then drafts are."""
+        """Number of draft keys of each block, counted from its beginning. A count may be wrong if the block's contents
+        came from elsewhere; then drafts are wrong, too."""
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -93,7 +93,7 @@ class ModelDrafter:
         return limits_R
 
     def _forget_old_blocks(self, entries: StepEntries) -> None:
-        """Blocks that the step began to fill have no keys yet, whatever they had for another request."""
+        """Reset the counts of blocks that the step began to fill: their keys belonged to other requests."""
         size = self._block_size
         firsts_R, ends_R = -(-entries.starts_R // size), -(-(entries.starts_R + entries.counts_R) // size)
         table = self._batch.block_table(self._group)
@@ -101,20 +101,21 @@ class ModelDrafter:
             self._num_keys_B[table[entries.slots_R[index], firsts_R[index] : ends_R[index]]] = 0
 
     def _num_followed(self, slots_R: Ints, starts_R: Ints) -> Ints:
-        """Return how many positions of each request have keys, up to the block of the position `starts_R`."""
+        """Return how many positions of each request have draft keys, up to the block of position `starts_R`."""
         num_blocks = int(starts_R.max()) // self._block_size + 1
         table_RP = self._batch.block_table(self._group)[slots_R, :num_blocks]
         is_whole_RP = self._num_keys_B[table_RP] == self._block_size
         is_whole_RP &= np.arange(num_blocks) < (starts_R // self._block_size)[:, None]
-        firsts_R = is_whole_RP.argmin(axis=1)  # the last block of each row counts as not whole
+        firsts_R = is_whole_RP.argmin(axis=1)  # the last block of each row counts as incomplete
         keys_R = self._num_keys_B[table_RP[np.arange(len(slots_R)), firsts_R]]
         followed_R: Ints = firsts_R * self._block_size + keys_R
         return followed_R
 
     def _follow(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> Ints:
-        """Compute what lacks of each request before `ends_R`, its last position in the last run; return its row there.
+        """Compute what the draft model lacks of each request before `ends_R`. Return the row of each request's last
+        position in the last run.
 
-        Requests that have no room for it are left out.
+        Requests without room for it are left out.
         """
         next_R = np.minimum(self._num_followed(slots_R, starts_R), ends_R - 1)
         counts_R = np.where(ends_R > starts_R, ends_R - next_R, 0)

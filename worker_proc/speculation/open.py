@@ -1,4 +1,4 @@
-"""Makes the drafter of a model, if it has one: the seam for the executor."""
+"""Makes the drafter of a model, if it has one: the entry point for the executor."""
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState

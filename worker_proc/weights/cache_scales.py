@@ -1,4 +1,4 @@
-"""The scales of keys and values in the cache that a checkpoint has. Reads nothing else."""
+"""Reads the scales of cached keys and values from a checkpoint. Reads nothing else."""
 
 import math
 import re
@@ -25,16 +25,16 @@ _FIELD = "config.json: 'kv_cache_scheme' in 'quantization_config'"
 
 
 def read_cache_scales(facts: ModelFacts, layers: Container[int]) -> CacheScales:
-    """Return the scales of layers; layers without any are missing.
+    """Return the scales by layer; layers without scales are missing.
 
     Raises:
-        ConfigError: a scale is no positive number, a layer has only one of two, or the configuration promises scales
-            that the files do not have.
+        ConfigError: a scale is not a positive number, a layer has only one of two scales, or the configuration promises
+            scales that the files do not have.
     """
     section = facts.hf_config.get("quantization_config") or {}
     scheme = cache_scheme(section)
     if scheme.get("type", "float") != "float":
-        return {}  # the user chose another type of cache than the checkpoint's
+        return {}  # the user chose another cache type than the checkpoint's
     found: dict[int, dict[str, float]] = {}
     if facts.load_format == "safetensors":
         for path in weight_files(Path(facts.model_path), "safetensors").files:

@@ -1,6 +1,6 @@
-"""Reads GGUF files: gives each tensor the name, shape and order of rows of the original checkpoint.
+"""Reads GGUF files: restores each tensor's name, shape and row order of the original checkpoint.
 
-Quantized matrices are returned as they are in the file (`GgufMatrix`); the caller decides whether to convert them.
+Quantized matrices are returned in their stored form (`GgufMatrix`); the caller decides whether to convert them.
 """
 
 import mmap
@@ -23,11 +23,11 @@ _PLAIN_TYPES = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: tor
 
 
 Weights = Iterator[tuple[str, Tensor | GgufMatrix, int]]
-"""Hugging Face names, values, and their bytes in the file."""
+"""Hugging Face name, values, and number of bytes in the file, of each weight."""
 
 
 def read_gguf(path: Path, wants: Callable[[str], bool] = lambda name: True) -> Weights:
-    """Yield every weight that is wanted as (Hugging Face name, tensor, its bytes in the file).
+    """Yield every wanted weight as (Hugging Face name, tensor, its bytes in the file).
 
     Tensors are views of the mapped files where that is possible.
 
@@ -53,7 +53,7 @@ def read_gguf(path: Path, wants: Callable[[str], bool] = lambda name: True) -> W
 
 
 class _Files:
-    """The weights of mapped files whose headers were read; the first one describes the model."""
+    """The weights of mapped files with parsed headers. The first file describes the model."""
 
     def __init__(self, parts: Sequence[tuple[mmap.mmap, GgufHeader]], wants: Callable[[str], bool]) -> None:
         self._parts = parts
@@ -71,7 +71,7 @@ class _Files:
         self._latent_values: dict[str, Tensor] = {}
 
     def weights(self) -> Weights:
-        """Yield the weights that are wanted, in the order of the files."""
+        """Yield the wanted weights, in the order of the files."""
         for data, header in self._parts:
             self._data = data
             for info in header.tensors:
@@ -116,7 +116,7 @@ class _Files:
         }
 
     def _joined(self, info: TensorInfo, place: HfPlace) -> Weights:
-        """Yield the projection of a short vector to the keys and values of all heads when both parts are there."""
+        """Yield the projection of a short vector to the keys and values of all heads, once both parts are there."""
         part = self._dense(info)
         if place.change is Change.KEY_PART:
             self._latent_keys[place.name] = part.transpose(1, 2)

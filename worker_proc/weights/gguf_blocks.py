@@ -1,7 +1,7 @@
 """Decodes GGUF's quantized types: from the blocks of a tensor to levels, scales and minimums, or to float32.
 
-Reads no file and knows no tensor's place in a model. The layouts are those of ggml's structs (ggml-common.h);
-a block holds 32 values, a K-quant's 256 in groups of 32 or 16:
+Reads no files and does not know a tensor's place in a model. The layouts are ggml's structs (ggml-common.h); a block
+holds 32 values, a K-quant's 256 in groups of 32 or 16:
 
     type   block                                                          value (q: the level as stored)
     Q4_0   d, 16 bytes of two levels                                      d * (q - 8)
@@ -46,13 +46,13 @@ _VALUES_PER_ROW = 2**14
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufMatrix:
-    """A quantized matrix as it lies in the file."""
+    """A quantized matrix in its stored form."""
 
     name: str
-    """The name in the file, for error messages."""
+    """Name in the file, for error messages."""
     kind: Type
     rows_OB: Bytes
-    """The bytes of each row's blocks."""
+    """Bytes of each row's blocks."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,7 +115,7 @@ class GgufMatrix:
 
 
 def dequantized(data: Bytes, kind: Type) -> Tensor:
-    """Return the float32 values of quantized blocks; both arrays have one dimension."""
+    """Return the float32 values of quantized blocks. Both arrays are one-dimensional."""
     values_per_block, block_bytes = GGML_QUANT_SIZES[kind]
     num_blocks = data.size // block_bytes
     # perf: the gguf package decodes 16 rows at a time, and the rows of a weight are so short that the overhead of
@@ -155,7 +155,7 @@ def _unpack_q5_1(blocks: Bytes) -> Parts:
 
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
-    """Return 32 levels for each block of 4 bytes of fifth bits and 16 of lower ones."""
+    """Return 32 levels per block, from 4 bytes of fifth bits and 16 bytes of lower bits."""
     levels = nibbles(low).reshape(-1, 32)
     levels |= np.unpackbits(high, axis=1, bitorder="little") << 4
     return levels

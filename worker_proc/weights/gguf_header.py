@@ -1,4 +1,4 @@
-"""Parses the header of a GGUF file: its metadata and where each tensor lies.
+"""Parses the header of a GGUF file: its metadata and the location of each tensor.
 
 The `gguf` package's reader makes an array of every token of the vocabulary (1.8 s for 49 152 tokens);
 loading needs none of them, so this parser skips arrays. The format is described in docs/gguf.md of
@@ -46,7 +46,7 @@ class GgufHeader:
 
 
 def parse_header(data: mmap.mmap | bytes, path: Path) -> GgufHeader:
-    """Return the header of a file of which `data` is the whole content.
+    """Return the header of a file whose complete content is `data`.
 
     Raises:
         ConfigError: not a GGUF file, cut short, or a tensor of an unknown type.
@@ -108,7 +108,7 @@ class _Cursor:
         return text.decode(errors="replace")
 
     def _value(self, type_number: int) -> Scalar | None:
-        """Return a value; None for an array, which is skipped."""
+        """Return a value; `None` for an array, which is skipped."""
         if type_number == _STRING:
             return self._string()
         if type_number != _ARRAY:

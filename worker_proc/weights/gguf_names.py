@@ -1,6 +1,6 @@
 """The place of each tensor of a GGUF file in the original checkpoint, as data.
 
-GGUF's names are the same for all architectures; Hugging Face's are the models' own. Source: the converter of llama.cpp.
+GGUF's names are the same for all architectures; Hugging Face's differ by model. Source: the converter of llama.cpp.
 """
 
 import re
@@ -19,11 +19,11 @@ class Change(Enum):
     """Rows of the heads of queries or keys were interleaved for rotary embedding."""
     TRANSPOSED = auto()
     STACKED = auto()
-    """The tensor holds a matrix or a bias of each expert; the name has {} for the expert's number."""
+    """The tensor holds a matrix or a bias of each expert; the name has {} for the expert's index."""
     ROW = auto()
     """The tensor is the only row of a matrix."""
     ONE_ADDED = auto()
-    """The original is the distance to one."""
+    """The original is the difference from one."""
     QKV = auto()
     """Rows of queries, then keys, then values; the name has {} for the first letter of each."""
     KEY_PART = auto()
@@ -313,10 +313,10 @@ _STORED = {
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2moe": ("Lfm2MoeForCausalLM",),
 }
-"""Architectures of `config.json`, by that of the file; "llama" has Mistral and Mixtral, "olmo2" has OLMo 3."""
+"""Architectures of `config.json`, by the file's architecture; "llama" includes Mistral and Mixtral, "olmo2" OLMo 3."""
 
 SUPPORTED_ARCHITECTURES = frozenset(name for names in _STORED.values() for name in names)
-"""Architectures of `config.json` of which GGUF files are read."""
+"""Architectures of `config.json` whose GGUF files can be read."""
 
 _CHANGES = {
     "ffn_gate_inp_shexp": Change.ROW,
@@ -363,7 +363,7 @@ class HfPlaces:
         self._num_layers = num_layers
 
     def of(self, name: str) -> HfPlace | None:
-        """Return the place of a tensor; None if it is not a weight of the original checkpoint that is needed.
+        """Return the place of a tensor; `None` if it is not a needed weight of the original checkpoint.
 
         Raises:
             ConfigError: the tensor is unknown within the architecture.

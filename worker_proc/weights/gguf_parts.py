@@ -21,7 +21,7 @@ class Parts:
     """One minimum per group."""
     bits: int = 4
     offset: int = 0
-    """The level that means 0, if there are no minimums."""
+    """Level that means 0, if there are no minimums."""
     used_levels: tuple[int, ...] | None = None
     """See `QuantizedWeight`."""
 

@@ -60,7 +60,7 @@ def _unpack_iq4_xs(blocks: Bytes) -> Parts:
 
 
 def _scales_of_nibbles(blocks: Bytes, start: int, count: int) -> Bytes:
-    """Return the two numbers of each byte, the low one first."""
+    """Return the two 4-bit numbers of each byte, the low one first."""
     packed = blocks[:, start : start + count]
     return np.stack([packed & 15, packed >> 4], axis=2).reshape(len(blocks), -1)
 
@@ -123,7 +123,7 @@ def _divided(
         scales_of: returns the scales of blocks.
         magnitudes: allowed magnitudes of the signed integers; `None` means all that fit `bits`.
         bits: number of bits of a level.
-        offset: the level that means 0.
+        offset: level that means 0.
     """
     used = (
         None if magnitudes is None else tuple(sorted(offset + sign * size for size in magnitudes for sign in (-1, 1)))
@@ -153,4 +153,4 @@ SMALL_TYPES: Mapping[Type, Callable[[Bytes], Parts]] = {
     Type.TQ1_0: _divided(Type.TQ1_0, _ternary_scales, bits=4, offset=1),
     Type.TQ2_0: _divided(Type.TQ2_0, _ternary_scales, bits=4, offset=1),
 }
-"""Takes blocks apart, by type."""
+"""Decoder of each type's blocks."""

@@ -1,4 +1,4 @@
-"""Loads the head that a model drafts with."""
+"""Loads draft heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ _BUILDERS = {"eagle": build_eagle, "eagle3": build_eagle3, "mtp": build_mtp}
 
 
 def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, report: Callable[[float], None]) -> None:
-    """Give a model its head, with the weights of its checkpoint as precise as they are there.
+    """Give a model its draft head. The head's weights stay as precise as in its checkpoint.
 
     Args:
         speculation: method and facts of the head.
@@ -29,7 +29,7 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
         report: called with the fraction of the weights read so far.
 
     Raises:
-        ConfigError: the head, or one for this model, is not supported; or a tensor is missing or has another shape.
+        ConfigError: the head is not supported, or not for this model; or a tensor is missing or has another shape.
     """
     model.head, model.features = read_head(speculation, model, max_rows, report)
 
@@ -50,7 +50,7 @@ def check_head(speculation: ResolvedSpeculation, model: Model, update: ModelFact
     """Return the files that a head is loaded from when its model gets the weights of a checkpoint.
 
     Args:
-        speculation: method and facts of the head so far.
+        speculation: method, and facts of the present head.
         model: model on the device "meta".
         update: the checkpoint.
 
@@ -89,7 +89,7 @@ def _filled(
 
 
 def _updated_head(method: SpeculationMethod, head: ModelFacts, update: ModelFacts) -> ModelFacts:
-    """Return the files of a head whose model gets the weights of a checkpoint: its own, if they have its layer.
+    """Return the files of a head whose model gets the weights of a checkpoint: the checkpoint's, if it has the head.
 
     Args:
         method: speculation method of the head.

@@ -70,7 +70,7 @@ def load_model(
     exchange: StageExchange | None = None,
     engines: ExpertExchange | None = None,
 ) -> Model:
-    """Return the configured model, or one worker's part of it, with its weights on a device, packed.
+    """Return the configured model, or one worker's part of it, with its packed weights on a device.
 
     Args:
         config: model facts, dtype, quantization and the seed of dummy weights.
@@ -84,8 +84,8 @@ def load_model(
         engines: engines that hold the other experts; `None` if this one has all.
 
     Raises:
-        ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
-            quantization without native kernels.
+        ConfigError: an architecture, file or tensor is missing or not supported, or a quantization has no native
+            kernels.
         NotEnoughMemoryError: the weights do not fit.
     """
     try:
@@ -121,7 +121,7 @@ def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
     """Return the cross-attention cache of a model; `None` if it has no cross-attention.
 
     Raises:
-        MemoryError, RuntimeError: there is none for it.
+        MemoryError, RuntimeError: not enough memory.
     """
     if config.media is None or not model.cross_layers:
         return None
@@ -141,7 +141,7 @@ def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
 
 
 def stage_of(config: ResolvedConfig, index: int) -> Stage:
-    """Return the layers of a stage; every worker computes the same division for itself.
+    """Return the layers of a stage. Every worker computes the same division itself.
 
     Raises:
         ConfigError: the model is not supported.
@@ -233,10 +233,10 @@ def _load_draft_model(
 
 
 def _report_cache_scales(config: ResolvedConfig, num_layers: int) -> None:
-    """Log where the scales of keys and values come from.
+    """Log the source of the scales of keys and values.
 
     Raises:
-        ConfigError: from the checkpoint, although they were to be measured.
+        ConfigError: the checkpoint has scales, although they were to be measured.
     """
     if config.calculate_kv_scales and num_layers:
         raise ConfigError(

@@ -27,7 +27,7 @@ _TOWER = re.compile(
 
 
 def text_name(name: str) -> str | None:
-    """Return the name of a tensor as a checkpoint of the language model alone has it; `None` if it is the tower's."""
+    """Return the name that a checkpoint of the language model alone gives a tensor; `None` if it is the tower's."""
     name = name.removeprefix("vlm.")
     if _TOWER.match(name):
         return None
@@ -37,7 +37,7 @@ def text_name(name: str) -> str | None:
 def read_text_weights(
     facts: ModelFacts, report: Callable[[float], None], wants: Wants
 ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-    """Yield the weights of a model, or of the language model of one that reads media: see `read_weights`."""
+    """Yield the weights of a model, or of its language model if it reads media; see `read_weights`."""
     if facts.media is None:
         yield from read_weights(facts, report, wants)
         return
@@ -53,12 +53,12 @@ def read_text_weights(
 
 
 def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower | ItemEncoder]:
-    """Return the tower of each kind of media that a model reads; {}: this worker has none.
+    """Return the tower of each kind of media that a model reads; {} if this worker has none.
 
-    Their weights are as precise as in the checkpoint, but w8a8 quantizes an encoder that is attended to: it has many
-    rows, and other quantizations make only steps with few rows faster.
+    Their weights are as precise as in the checkpoint, except that w8a8 quantizes an encoder for cross-attention: it has
+    many rows, and other quantizations speed up only steps with few rows.
 
-    Every rank has all of them, and the first pipeline stage alone.
+    Every rank of the first pipeline stage has complete towers; other stages have none.
 
     Raises:
         ConfigError: a tower is not supported, or a tensor is missing or has another shape.

@@ -41,10 +41,10 @@ _EXPERT = re.compile(r"feed_forward\.(experts\.\d+\.w[123])")
 def read_mistral(
     checkpoint: WeightFiles, facts: ModelFacts, wants: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield every tensor that is wanted as (Hugging Face name, tensor, its bytes).
+    """Yield every wanted tensor as (Hugging Face name, tensor, its bytes).
 
     Raises:
-        ConfigError: see `read_safetensors`, or a tensor that is unknown in this format.
+        ConfigError: see `read_safetensors`; or a tensor is unknown in this format.
     """
     for name, tensor, num_bytes in read_safetensors(checkpoint, lambda name: wants(hf_name(name))):
         if ".attention.wq." in name:

@@ -20,11 +20,11 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mxfp4Matrix:
-    """A matrix as it lies in the file; see `octavo.worker_proc.models.linear_weight.QuantizedMatrix`."""
+    """A matrix in its stored form; see `octavo.worker_proc.models.linear_weight.QuantizedMatrix`."""
 
     name: str
     blocks_OGB: Tensor
-    """uint8, 16 bytes for each group."""
+    """uint8, 16 bytes per group."""
     scales_OG: Tensor
     """uint8."""
 
@@ -65,14 +65,14 @@ class Mxfp4Matrix:
 
 
 class Mxfp4Stack:
-    """The two tensors of the matrices of all experts, which come in any order."""
+    """The two stacked tensors of all experts' matrices, which arrive in any order."""
 
     def __init__(self, num_experts: int) -> None:
         self._num_experts = num_experts
         self._tensors: dict[str, Tensor] = {}
 
     def take(self, name: str, values: object) -> Iterator[Mxfp4Matrix]:
-        """Return the matrices when both tensors are there, `<name>_blocks` and `<name>_scales`.
+        """Return the matrices once both tensors, `<name>_blocks` and `<name>_scales`, are there; otherwise nothing.
 
         Raises:
             ConfigError: their shapes or types do not fit.

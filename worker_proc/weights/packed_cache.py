@@ -1,7 +1,7 @@
 """Keeps a model's packed weights on disk, so that a later start maps them instead of loading and packing again.
 
-The files are in `<cache>/packed`; the name of each contains a digest of everything that its content depends on.
-Mapped weights share the page cache with every other process that maps them. Knows neither checkpoints nor packing.
+The files are in `<cache>/packed`. The name of each contains a digest of everything that its content depends on. Mapped
+weights share the page cache with every other process that maps them. Knows neither checkpoints nor packing.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _DECIDING_CODE = ("worker_proc/weights", "worker_proc/models", "worker_proc/para
 
 
 class PackedCache:
-    """The place of one model's packed weights.
+    """The packed weights of one model on disk.
 
     Args:
         folder: folder of all models' files.
@@ -66,7 +66,7 @@ class PackedCache:
         rank: int = 0,
         layers: range | None = None,
     ) -> "PackedCache | None":
-        """Return the place; None if packed weights are not kept, as for dummy weights and for torch's own packed form.
+        """Return the cache; `None` if packed weights are not kept, as for dummy weights and torch's own packed form.
 
         Args:
             config: its model, dtype and quantization decide what the weights are.
@@ -112,7 +112,7 @@ class PackedCache:
         except (DamagedFile, OSError, ValueError) as error:
             logger.warning("ignoring packed weights in %s, they will be rebuilt: %s", self.path, error)
             return False
-        with contextlib.suppress(OSError):  # of a folder that others may read only
+        with contextlib.suppress(OSError):  # in a folder that others may only read
             os.utime(self.path)
         logger.info("mapped packed weights from %s", self.path)
         return True

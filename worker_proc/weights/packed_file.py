@@ -54,7 +54,7 @@ class _Entry(msgspec.Struct, array_like=True):
     name: str
     fields: Fields
     buffers: dict[str, tuple[int, int]]
-    """Offset from the first buffer, and size."""
+    """Offset from the first buffer, and size, of each buffer."""
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -100,8 +100,8 @@ def write(path: Path, key: str, items: Mapping[str, Item]) -> int:
 class _Pieces:
     """Writes a file in pieces that are multiples of a huge page.
 
-    ext4 stores each write in folios of up to that size, and a mapping can use huge pages only for whole ones. Written
-    tensor by tensor, half of a file of 155 MB would be mapped with small pages.
+    ext4 stores each write in folios of up to that size, and a mapping can use huge pages only for complete ones. If
+    tensors were written one by one, half of a file of 155 MB would be mapped with small pages.
     """
 
     def __init__(self, descriptor: int) -> None:

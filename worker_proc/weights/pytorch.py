@@ -1,7 +1,7 @@
 """Reads what `torch.save` wrote: `pytorch_model.bin` and the like.
 
-Such files are pickles. They are read by torch's restricted unpickler (`weights_only`), which builds tensors and
-containers, calls nothing else, and refuses files that ask for more.
+Such files are pickles. They are read by torch's restricted unpickler (`weights_only`), which builds only tensors and
+containers, calls nothing else, and refuses files that need more.
 """
 
 import logging
@@ -24,13 +24,12 @@ _ZIP = b"PK"
 def read_pytorch(
     checkpoint: WeightFiles, wants: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield every tensor that is wanted as (name, tensor, its bytes).
+    """Yield every wanted tensor as (name, tensor, its bytes).
 
-    Tensors are views of the mapped file, except those in the format of torch before 1.6, which is read whole.
+    Tensors are views of the mapped file, except in the format of torch before 1.6, which is read completely.
 
     Raises:
-        ConfigError: a file is damaged, lacks tensors, holds something else than named tensors, or objects that only
-            their own code could restore.
+        ConfigError: a file is damaged, lacks tensors, or holds anything else than named tensors.
     """
     for file in checkpoint.files:
         tensors = read_tensors(file)
@@ -67,7 +66,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _refused(file: Path, error: Exception) -> ConfigError:
-    """Return the error for a file that the restricted unpickler refuses, or that is no pickle."""
+    """Return the error for a file that the restricted unpickler refuses, or that is not a pickle."""
     if "GLOBAL" in str(error):
         return ConfigError(
             f"{file} holds objects whose code would have to run to restore them, which octavo never does",

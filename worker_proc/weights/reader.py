@@ -26,7 +26,7 @@ def read_weights(
         wants: whether a tensor is needed; others are not read.
 
     Raises:
-        ConfigError: the root cause in one line: a file is missing, damaged or not supported.
+        ConfigError: a file is missing, damaged or not supported.
     """
     tensors, num_bytes = _open(facts, wants)
     num_read, reported = 0, 0.0

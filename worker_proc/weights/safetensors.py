@@ -38,7 +38,7 @@ def read_header(checkpoint: WeightFiles) -> tuple[set[str], dict[str, str]]:
 def read_safetensors(
     checkpoint: WeightFiles, wants: Callable[[str], bool] = lambda name: True, *, is_quantized: bool = False
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield every tensor that is wanted as (name, tensor, its bytes).
+    """Yield every wanted tensor as (name, tensor, its bytes).
 
     Args:
         checkpoint: files of the checkpoint.

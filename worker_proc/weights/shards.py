@@ -24,11 +24,11 @@ def unreadable(file: Path, error: Exception) -> ConfigError:
 
 
 def check_contents(checkpoint: WeightFiles, file: Path, names: Collection[str]) -> None:
-    """Raise `ConfigError` if a file lacks tensors that it holds by the index.
+    """Raise `ConfigError` if a file lacks tensors that the index assigns to it.
 
     Args:
         checkpoint: checkpoint that the file belongs to.
-        file: of the checkpoint.
+        file: file of the checkpoint.
         names: names of the tensors in the file.
     """
     missing = sorted(checkpoint.expected_in(file).difference(names))

@@ -1,7 +1,7 @@
 """Weights that a trainer broadcasts: the trainer is rank 0 of a torch.distributed group, the workers are the others.
 
-Every worker gets every tensor, in the order of the trainer, and takes its part, as from a checkpoint. The group is none
-of the process groups by name, so a worker has it beside the one in which it computes.
+Every worker gets every tensor, in the order of the trainer, and takes its part, as from a checkpoint. The group is not
+one of torch's named process groups, so a worker can have it in addition to the group in which it computes.
 """
 
 import logging
@@ -31,13 +31,13 @@ class TransferRank:
     """A rank of a group. Blocks until all ranks have joined.
 
     Args:
-        group: which.
+        group: the group to join.
         rank: rank of this process; 0 is the trainer.
         store: store of the process group.
         device: device of this process; "gloo" moves tensors through host memory anyway.
 
     Raises:
-        RuntimeError: the others have not joined in time, or the backend does not go with the device.
+        RuntimeError: the others have not joined in time, or the backend does not support the device.
     """
 
     def __init__(self, group: TransferGroup, rank: int, store: TCPStore, device: torch.device) -> None:
@@ -48,21 +48,21 @@ class TransferRank:
         self.device = device if group.backend == "nccl" else torch.device("cpu")
         """Device of the tensors."""
         self._ranks: Any = None
-        """A ProcessGroupGloo or ProcessGroupNCCL, of which torch declares no methods; None after `close`."""
+        """A ProcessGroupGloo or ProcessGroupNCCL, whose methods torch does not declare; `None` after `close`."""
         if group.backend == "nccl":
-            from torch.distributed import ProcessGroupNCCL  # of builds with CUDA
+            from torch.distributed import ProcessGroupNCCL  # only in builds with CUDA
 
             options = ProcessGroupNCCL.Options()
-            options._timeout = 2 * self._timeout  # it ends the process; `wait` raises before
+            options._timeout = 2 * self._timeout  # this timeout ends the process; `wait` raises earlier
             self._ranks = ProcessGroupNCCL(store, rank, group.world_size, options)
         else:
             self._ranks = ProcessGroupGloo(store, rank, group.world_size, self._timeout)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Fill a contiguous tensor on `device` with that of rank 0. Blocks until it is there.
+        """Fill a contiguous tensor on `device` with that of rank 0. Blocks until it has arrived.
 
         Raises:
-            RuntimeError: a rank is gone or silent; the group is of no use any more.
+            RuntimeError: a rank is gone or silent; the group can no longer be used.
         """
         if self._ranks is None:
             raise RuntimeError("a transfer of weights has failed before: join the trainer again")
@@ -71,14 +71,14 @@ class TransferRank:
         self._ranks.broadcast([tensor], options).wait(self._timeout)
 
     def close(self) -> None:
-        """Leave: the other ranks get an error instead of a timeout."""
+        """Leave the group: the other ranks get an error instead of a timeout."""
         if self._ranks is not None:
             self._ranks.abort()
             self._ranks = None
 
 
 class WeightReceiver:
-    """A worker's place in the group of a trainer, if there is one.
+    """A worker's membership in the group of a trainer, if there is one.
 
     Args:
         rank: rank of the worker, from 0.
@@ -90,10 +90,10 @@ class WeightReceiver:
         self._group: TransferRank | None = None
 
     def join(self, group: TransferGroup) -> str:
-        """Join a group, after leaving the one before. Blocks until all ranks have joined.
+        """Join a group, after leaving the previous one. Blocks until all ranks have joined.
 
         Returns:
-            Why it failed; "": it did not.
+            The reason of a failure; "" if there was none.
         """
         self.leave()
         rank = group.rank_offset + self._rank
@@ -134,7 +134,7 @@ class WeightReceiver:
             dtype_of(tensor)
 
     def receive(self, transfer: Transfer, wants: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that are wanted, in host memory; the others are received too, as every rank must.
+        """Yield the wanted tensors, in host memory. The others are received too, as every rank must.
 
         Raises:
             RuntimeError: the trainer is gone or silent.
@@ -152,14 +152,14 @@ class WeightReceiver:
 
 
 def shapes_of(transfer: Transfer, wants: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a transfer that are wanted, without values."""
+    """Yield the wanted tensors of a transfer, without values."""
     for given in transfer.tensors:
         if wants(given.name):
             yield given.name, torch.empty(given.shape, dtype=dtype_of(given), device="meta")
 
 
 def require_backend(backend: TransferBackend, device: torch.device) -> None:
-    """Raise RuntimeError if a backend does not go with the device on which a process computes."""
+    """Raise RuntimeError if a backend does not support the device of this process."""
     if backend == "nccl" and device.type != "cuda":
         raise RuntimeError("backend nccl moves tensors between GPUs, and this process computes on a CPU: use gloo")
 

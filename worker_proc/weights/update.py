@@ -1,7 +1,7 @@
-"""Exchanges the weights of a model that serves, layer by layer, so that they are in memory only once.
+"""Replaces the weights of a serving model layer by layer, so that they are in memory only once.
 
-An update is loaded as a start loads: into a new model. On a CPU that model takes the place of the old one, whose layers
-are freed one by one. On a GPU, whose graphs know addresses, each layer is copied over the old one.
+An update is loaded into a new model, as at start-up. On a CPU that model replaces the old one, whose layers are freed
+one by one. On a GPU, where graphs refer to addresses, each layer is copied over the old one.
 """
 
 from abc import ABC, abstractmethod
@@ -31,15 +31,15 @@ from octavo.worker_proc.weights.update_source import Source
 
 @dataclass(slots=True)
 class WeightStore:
-    """The weights of a model that cannot compute any more: the only references to them."""
+    """The weights of a model that can no longer compute: the only references to them."""
 
     tensors: dict[str, Tensor]
-    """The plain ones."""
+    """Tensors that are not packed."""
     packed: dict[str, PackedLinear]
 
     @classmethod
     def of(cls, model: Model) -> "WeightStore":
-        """Take the weights of a model, which must not be used any more."""
+        """Take the weights of a model, which must not be used afterwards."""
         parameters = model.parameters
         packed = {weight.name: weight.give_up_packed() for weight in parameters.linears}
         tensors = {}
@@ -50,7 +50,7 @@ class WeightStore:
         return cls(tensors, packed)
 
     def to(self, device: torch.device) -> None:
-        """Move all tensors; those that share memory still do."""
+        """Move all tensors; tensors that share memory still do afterwards."""
         moved: dict[int, Tensor] = {}
         for name, tensor in self.tensors.items():
             self.tensors[name] = moved[tensor.data_ptr()] = tensor.to(device)
@@ -65,7 +65,7 @@ class Update:
     source: Source
     is_partial: bool
     taken: frozenset[str]
-    """The names, in the model, of the tensors that it fills."""
+    """Names, in the model, of the tensors that the update fills."""
 
 
 @torch.inference_mode()
@@ -76,11 +76,11 @@ def check_update(config: ResolvedConfig, placement: Placement, source: Source, *
         config: engine configuration.
         placement: placement of its model.
         source: source of the weights.
-        is_partial: whether it may lack tensors.
+        is_partial: whether the update may lack tensors.
 
     Raises:
         ConfigError: the update would fail; the message says why.
-        RuntimeError: a rule of the family needs values, which is a mistake: it would fail with any update.
+        RuntimeError: a conversion rule needs values, which is a bug: it would fail with any update.
     """
     shapes = build_model(config.model, replace(placement, device=torch.device("meta")))
     seen = _Names(shapes.parameters)
@@ -94,7 +94,7 @@ def check_update(config: ResolvedConfig, placement: Placement, source: Source, *
 
 
 class _Names(StreamedPacking):
-    """Notes which tensors were read, and packs nothing."""
+    """Records which tensors were read, and packs nothing."""
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__([], Packer(torch.device("cpu")), keeps_quantized=False)
@@ -131,10 +131,10 @@ def load_update(
         placement: placement of its model.
         update: result of `check_update`.
         packer: packer of the model.
-        store: the weights so far; each is freed when its successor arrives. `None` if there are none.
+        store: the present weights; each is freed when its successor arrives. `None` if there are none.
 
     Raises:
-        ConfigError, OSError, RuntimeError: the weights cannot be read or packed. The store is not whole any more.
+        ConfigError, OSError, RuntimeError: the weights cannot be read or packed. The store is then incomplete.
     """
     model = build_model(config.model, placement)
     old = store or WeightStore({}, {})
@@ -230,7 +230,7 @@ class _Packing(StreamedPacking, ABC):
 
     @abstractmethod
     def keep(self, weight: LinearWeight) -> None:
-        """Take the old packed form of a weight that the update does not have."""
+        """Keep the old packed form of a weight that the update lacks."""
 
 
 class _Replacing(_Packing):
@@ -275,7 +275,7 @@ class _Overwriting(_Packing):
 
 
 def _share_unchanged(parameters: Parameters, old: WeightStore, update: Update) -> None:
-    """Take the plain tensors that the update does not have; the old ones that it has are freed."""
+    """Take the plain tensors that the update lacks, and free the old ones that it replaces."""
     for name, tensor in parameters.tensors.items():
         previous = old.tensors.pop(name, None)
         if update.is_partial and previous is not None and name not in update.taken:
@@ -302,7 +302,7 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def _moved(product: Any, device: torch.device, moved: dict[int, Tensor]) -> Any:
-    """Return a product whose tensors are on another device; `moved`: tensors that are there, by their old addresses."""
+    """Return a product whose tensors are on another device. `moved`: tensors already moved, by their old addresses."""
     changes = {}
     for name, value in _tensors_of(product):
         if not isinstance(value, Tensor):

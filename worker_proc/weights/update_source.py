@@ -29,7 +29,7 @@ class Source(Protocol):
     """Weights under the names of a checkpoint."""
 
     def shapes(self, wants: Wants) -> Weights:
-        """Yield what `read` will, without values."""
+        """Yield the weights that `read` would, without values."""
 
     def read(self, wants: Wants) -> Weights:
         """Yield each tensor."""
@@ -81,7 +81,7 @@ def facts_of_update(config: ResolvedConfig, path: Path) -> ModelFacts:
     """Return the facts of the engine's model with the weights in `path`.
 
     Raises:
-        ConfigError: there are none, or they belong to another model.
+        ConfigError: there are no facts, or they belong to another model.
     """
     if not path.exists():
         raise ConfigError(f"no checkpoint in {path}", hint="the path must exist on the machine of the engine")

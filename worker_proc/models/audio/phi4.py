@@ -129,7 +129,7 @@ class Phi4AudioEncoder(ItemEncoder):
 
     Args:
         spec: what the model is built for.
-        own: sizes.
+        own: sizes of the encoder.
     """
 
     def __init__(self, spec: TowerSpec, own: ConformerConfig) -> None:
@@ -167,7 +167,7 @@ class Phi4AudioEncoder(ItemEncoder):
         return self._linear(f"down_proj_for_{mode}", inner_TD)
 
     def _subsampled(self, frames_FC: Tensor) -> Tensor:
-        """Return a row for as many frames as the convolutions make one of."""
+        """Return the convolved frames, one row per `2 ** num_halvings` frames."""
         frames_FC = (frames_FC - self._tensors["encoder_embedding.global_mean"]) * self._tensors[
             "encoder_embedding.global_invstd"
         ]
@@ -175,7 +175,7 @@ class Phi4AudioEncoder(ItemEncoder):
         parts = []
         # In pieces: the convolutions of a long audio clip would take gigabytes.
         for start in range(0, len(frames_FC), _FRAMES_AT_ONCE):
-            seen_before = per_row if start else 0  # a row depends on frames of the row before it, and on none behind it
+            seen_before = per_row if start else 0  # a row depends on frames of the previous row, but not on later ones
             x = frames_FC[start - seen_before : start + _FRAMES_AT_ONCE][None]
             for index in range(self._own.num_halvings):
                 x = self._halved(x, index)
@@ -183,7 +183,7 @@ class Phi4AudioEncoder(ItemEncoder):
         return self._linear("embed.out", torch.cat(parts))
 
     def _halved(self, x: Tensor, index: int) -> Tensor:
-        """Return channels by frames by bands, of which there are half as many."""
+        """Return half as many frames and bands, shape (channels, frames, bands)."""
         tensors, place = self._tensors, max(0, 3 * index - 1)
         name = f"embed.conv.{place}"
         x = conv2d(
@@ -195,7 +195,7 @@ class Phi4AudioEncoder(ItemEncoder):
         return relu(x)
 
     def _encoded(self, x_TD: Tensor) -> Tensor:
-        """Return the results of all layers for rows that see each other."""
+        """Return the results of all layers for rows that attend to each other."""
         places_T = torch.arange(len(x_TD), device=x_TD.device)
         most = self._own.max_distance
         distances_TT = (places_T - places_T[:, None]).clamp(-most, most - 1)
@@ -249,8 +249,8 @@ def _shapes(own: ConformerConfig, width: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors, by their names in a checkpoint without prefix.
 
     Args:
-        own: sizes.
-        width: of rows of the prompt.
+        own: sizes of the encoder.
+        width: width of prompt rows.
     """
     size, channels = own.width, own.channels
     weights: dict[str, tuple[int, ...]] = {"embed.conv.0": (channels, 1, 3, 3)}

@@ -1,6 +1,6 @@
-"""What `transformers` calls in place of its own attention: what the module's attribute `octavo` holds.
+"""The function that `transformers` calls as its attention. It delegates to the module's attribute `octavo`.
 
-While a model is probed, masks say which keys they show; later there are none.
+While a model is probed, masks record which keys they show. Later there are no masks.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function
 
 PROBE = "octavo_probe"
-"""The attention implementation while a model is probed."""
+"""Name of the attention implementation while a model is probed."""
 SERVE = "octavo"
-"""The attention implementation afterwards. It has no masks."""
+"""Name of the attention implementation afterwards. It has no masks."""
 
 
 _PRESERVING = ("__getitem__", "to", "type", "float", "expand", "contiguous", "clone", "unsqueeze", "__get__")
@@ -23,14 +23,14 @@ _PRESERVING = ("__getitem__", "to", "type", "float", "expand", "contiguous", "cl
 
 
 class AttentionHook(Protocol):
-    """Attends for one module."""
+    """Attention of one module."""
 
     def __call__(
         self, module: nn.Module, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Any, arguments: dict[str, Any]
     ) -> Tensor:
         """Return out_BTNH.
 
-        `arguments`: all that the module passed by keyword.
+        `arguments`: all keyword arguments of the module.
         """
 
 
@@ -42,7 +42,7 @@ def _attend(
 
 
 def _scaled_by(name: str) -> Callable[[nn.Module], dict[str, Any]]:
-    """Return the arguments of modules that divide scores by an attribute."""
+    """Return a function that gets the arguments of modules that divide scores by an attribute."""
     return lambda module: {"scaling": 1.0 / getattr(module, name)}
 
 
@@ -65,7 +65,7 @@ Later releases of `transformers` move them to the interface, and then they have 
 
 
 def use_attention(model: PreTrainedModel, name: str) -> None:
-    """Choose the implementation of a model, and give it to modules that have their own."""
+    """Select the attention implementation of a model, also for modules with their own."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:
@@ -79,23 +79,23 @@ def _attend_in_method(
     module: nn.Module, arguments: dict[str, Any], query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
 ) -> tuple[Tensor, None]:
     is_causal = isinstance(attention_mask, ProbedMask) and attention_mask.is_known and attention_mask.window is None
-    mask = None if is_causal else attention_mask  # the arguments have the window
+    mask = None if is_causal else attention_mask  # the arguments contain the window
     out_BTNH, _ = _attend(module, query.to(value.dtype), key.to(value.dtype), value, mask, **arguments)
     return out_BTNH.transpose(1, 2), None
 
 
 class ProbedMask(Tensor):
-    """A mask of four dimensions that remembers which keys it shows, also in slices and copies of it."""
+    """A four-dimensional mask that records which keys it shows; its slices and copies do, too."""
 
     window: int | None = None
-    """`None` means all keys up to the query's."""
+    """Window of keys that the mask shows; `None` means all keys up to the query's."""
     is_chunked = False
     is_known = False
     """False for a mask that shows other keys than those of a window, those of a chunk, or all."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, and pass the attributes on to its result."""
+        """Call a function of torch, and copy the attributes to its result."""
         result = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         source = next((arg for arg in args if isinstance(arg, ProbedMask)), None)
         if source is not None and isinstance(result, ProbedMask):

@@ -1,9 +1,9 @@
-"""A model of `transformers` in place of one of our families: its own code, with our products and our attention.
+"""A `transformers` model for architectures that we have no family for: its own code, with our products and attention.
 
-Requests are packed: their rows are one sequence for the model's code, with positions of their own. Only attention
-keeps them apart. Torch's operations over rows give a row the same bits wherever it is if they see as many vectors of
-16 numbers as they process at once, and one thread; so rows are padded to a multiple of `ROW_MULTIPLE`, and only
-products and attention have several threads.
+Requests are packed: for the model's code their rows are one sequence, with the positions of each request. Only
+attention separates them. Torch's row operations give a row the same bits in any place if they run on one thread and the
+number of rows is a multiple of their vector length, 16 numbers. So rows are padded to a multiple of `ROW_MULTIPLE`, and
+only products and attention use several threads.
 """
 
 import re
@@ -38,12 +38,12 @@ ROW_MULTIPLE = 16
 
 
 class Step:
-    """The rows that a model computes now, and how."""
+    """The rows that a model computes at the moment, and how."""
 
     def __init__(self) -> None:
         self.attention: Attention | None = None
         self.num_rows = 0
-        """Rows of tokens; those after them are padding."""
+        """Number of token rows; later rows are padding."""
         self.num_padded_rows = 0
         self.policy: ThreadPolicy | None = None
         """Thread policy of native products; `None` means torch's."""
@@ -52,7 +52,7 @@ class Step:
 
     @contextmanager
     def of(self, num_rows: int, attention: Attention | None, *, min_padding: int = 0) -> Iterator[int]:
-        """Begin a pass over some rows; yields their number with padding."""
+        """Begin a pass over some rows. Yield their number, padding included."""
         self.attention, self.num_rows = attention, num_rows
         self.num_padded_rows = -(-(num_rows + min_padding) // ROW_MULTIPLE) * ROW_MULTIPLE
         self.num_threads = torch.get_num_threads()
@@ -65,7 +65,7 @@ class Step:
 
 
 class PackedProduct:
-    """The product of a parameter of the model, in place of torch's."""
+    """The product of a model parameter, in place of torch's."""
 
     def __init__(self, weight: LinearWeight, step: Step, *, is_of_step: bool) -> None:
         self._weight = weight
@@ -74,7 +74,7 @@ class PackedProduct:
         """Whether the inputs are the rows of the step, padding included; False for rows of an expert."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return `x @ weight.T + bias` for rows in a tensor of any shape; padding has zeros."""
+        """Return `x @ weight.T + bias` for rows of a tensor of any shape; padding rows are zeros."""
         x_TI = x.reshape(-1, x.shape[-1])
         has_padding = self._is_of_step and len(x_TI) == self._step.num_padded_rows
         num_rows = self._step.num_rows if has_padding else len(x_TI)
@@ -158,14 +158,14 @@ class TransformersModel(Model):
         self._architecture = facts.architecture
         self._first_position, self._max_positions = structure.first_position, structure.max_positions
         self.padding_ids = structure.padding_ids
-        """Tokens that the model leaves out when it counts positions."""
+        """Token ids that the model skips when it counts positions."""
         self._depends_on_length = depends_on_length(model.config)
-        """Angles follow from the highest position of a step; padding always has the highest possible one."""
+        """Whether angles depend on the highest position of a step. Padding then has the highest possible one."""
         self._max_model_len = 1
         self.counts_positions = False
-        """Whether the model counts positions itself, which it can for a single request."""
+        """Whether the model counts positions itself, which is possible for a single request."""
         self.base = model.get_submodule(structure.base_name)
-        """Returns the hidden states."""
+        """Module that returns the hidden states."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
@@ -198,14 +198,14 @@ class TransformersModel(Model):
         super().load_weights(self._conversion(weights), packer, keeps_quantized=keeps_quantized, packing=packing)
 
     def reads(self, tensor: str) -> bool:
-        """Return whether the model has a tensor of a checkpoint, or makes one of it."""
+        """Return whether the model has a checkpoint tensor, or makes one of its tensors from it."""
         return self._conversion.reads(tensor)
 
     def prepare(self, max_model_len: int) -> None:
-        """Choose the threads; the model computes its tables in each step.
+        """Choose the number of threads. The model computes its tables in each step.
 
         Raises:
-            ConfigError: the model has fewer positions.
+            ConfigError: the model has fewer than `max_model_len` positions.
         """
         if self._max_positions is not None and max_model_len > self._max_positions:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Multi-token prediction: the layer behind the last one of a checkpoint (DeepSeek-V3, arXiv 2412.19437, 2.2; GLM-4.5).
+"""Multi-token prediction: the layer after the last one of a checkpoint (DeepSeek-V3, arXiv 2412.19437, 2.2; GLM-4.5).
 
 The family builds it as the only layer of a pipeline stage, so embeddings and output are the model's and take no memory.
 """

@@ -29,12 +29,11 @@ class SelfAttention:
         has_qkv_bias: whether the three projections have biases.
         has_output_bias: whether the output projection has a bias.
         qk_norm: norm of each single head of queries and keys, before rotation.
-            row_norms: norms of queries and keys over all heads together, or with weights per head; see `row_norms.py`.
-            clip: limits queries, keys and values to [-clip, clip]; `None` if there is no limit.
-            has_sinks: whether each head has a score, `sinks`, that takes part in the softmax without a value.
-            has_gate: whether the sigmoid of a further projection, `gate_proj`, scales the inputs of the output
-                projection.
-            has_query_scale: whether the last table of a step has a factor for the queries of each row.
+        row_norms: norms of queries and keys over all heads together, or with weights per head; see `row_norms.py`.
+        clip: limits queries, keys and values to [-clip, clip]; `None` if there is no limit.
+        has_sinks: whether each head has a score, `sinks`, that takes part in the softmax without a value.
+        has_gate: whether the sigmoid of a further projection, `gate_proj`, scales the inputs of the output projection.
+        has_query_scale: whether the last table of a step has a factor for the queries of each row.
     """
 
     def __init__(

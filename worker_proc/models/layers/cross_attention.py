@@ -17,7 +17,7 @@ class CrossAttention:
     Args:
         parameters: parameters of the model.
         name: name of the block; its layers are `q_proj`, `k_proj`, `v_proj` and `o_proj`, all with biases.
-            index: index among the layers with cross-attention.
+        index: index among the layers with cross-attention.
         shape: shape of its bidirectional attention.
         width: width of the residual stream.
         item_width: width of the encoder's rows.

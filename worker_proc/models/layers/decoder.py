@@ -138,7 +138,7 @@ class DecoderModel(LayeredModel):
 
     Args:
         parameters: parameters of all parts.
-            shapes: shape of the attention of each layer; `None` for a layer without attention.
+        shapes: shape of the attention of each layer; `None` for a layer without attention.
         embedding: token embedding.
         layers: layers in order.
         norm: norm after the last layer.
@@ -147,9 +147,9 @@ class DecoderModel(LayeredModel):
         states: state shapes of layers with a recurrence; see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
         after_output: applied to the logits.
-            is_embedding_scaled: whether `after_embedding` belongs to the embedding module in `transformers`. It is then
-                not applied to prompt embeddings.
-            query_scale: factors by which some layers multiply their queries; they come after the tables of `rotaries`.
+        is_embedding_scaled: whether `after_embedding` belongs to the embedding module in `transformers`. It is then
+            not applied to prompt embeddings.
+        query_scale: factors by which some layers multiply their queries; they come after the tables of `rotaries`.
     """
 
     carries_update = True

@@ -43,7 +43,7 @@ def encoder_head(facts: ModelFacts, classifier: Callable[[int], Sequence[HeadLay
         classifier: makes the layers of a classification head, given the number of classes.
 
     Raises:
-            ConfigError: the model is to classify, but has no classification head.
+        ConfigError: the model is to classify, but has no classification head.
     """
     pooling = facts.pooling
     assert pooling is not None, "an encoder pools"
@@ -92,9 +92,9 @@ class PlaceEmbedding:
     Args:
         parameters: parameters of the model; the tables are `embed_positions.weight` and `embed_segments.weight`.
         width: width of a row.
-            num_positions: rows of the position table; 0 if there is none.
+        num_positions: rows of the position table; 0 if there is none.
         first_position: row of the table for the first token of a request.
-            num_segments: rows of the segment table; 0 if there is none.
+        num_segments: rows of the segment table; 0 if there is none.
         used_segments: number of segments that these requests may use.
     """
 
@@ -151,7 +151,7 @@ class EncoderModel(LayeredModel):
         parameters: parameters of all parts.
         shapes: shapes of the attention of each layer.
         embedding: token embedding.
-            place: added to the token embedding; `None` if there is none.
+        place: added to the token embedding; `None` if there is none.
         norm: norm of the sum.
         layers: layers in order.
         rotaries: rotary embeddings whose angles the layers use.

@@ -108,7 +108,7 @@ class Experts:
         names: names of the parts.
         activation: activation function of each expert.
         router_bias: bias of the router's logits.
-            choice_bias: name of a bias of the scores that affects only the choice of experts; `None` if there is none.
+        choice_bias: name of a bias of the scores that affects only the choice of experts; `None` if there is none.
         has_bias: whether gates, ups and downs have biases; the bias of the downs is one tensor, `<stacked_down>_bias`.
         latent_width: width of the experts' inputs and outputs; `fc1_latent_proj` projects the residual stream to it,
             and `fc2_latent_proj` back. `None` if they read and write the residual stream.

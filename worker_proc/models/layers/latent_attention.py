@@ -35,7 +35,7 @@ class LatentAttention:
         widths: widths of the parts of queries and keys.
         num_heads: number of heads of this rank.
         width: width of the residual stream.
-            query_rank: length of the short vector of queries; `None` if rows are projected directly to queries.
+        query_rank: length of the short vector of queries; `None` if rows are projected directly to queries.
         has_bias: whether the projections to short vectors and the output projection have biases.
     """
 

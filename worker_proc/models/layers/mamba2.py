@@ -84,7 +84,7 @@ class Mamba2Mixer:
         sizes: sizes of the block, or of a rank's part of it.
         width: width of the residual stream.
         eps: epsilon of the norm.
-            norm: whether the gate comes before or after the norm; `None` if there is a gate and no norm.
+        norm: whether the gate comes before or after the norm; `None` if there is a gate and no norm.
         has_bias: whether the input projection has a bias.
         has_output_bias: whether the output projection has a bias.
         has_conv_bias: whether the convolution has a bias.

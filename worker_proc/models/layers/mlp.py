@@ -24,7 +24,7 @@ class GatedMlp:
         gate_factor: factor of the gates, before the activation.
 
     Raises:
-            ConfigError: there is a factor, and the activation function is not silu.
+        ConfigError: there is a factor, and the activation function is not silu.
     """
 
     def __init__(

@@ -38,9 +38,9 @@ def llama_parameters(
     Args:
         facts: facts of the model.
         placement: placement of all parameters.
-            ignored: further patterns of names to ignore.
+        ignored: further patterns of names to ignore.
         rules: see `Parameters`.
-            is_tied: whether embedding and output share a weight; `None` means as the configuration says.
+        is_tied: whether embedding and output share a weight; `None` means as the configuration says.
     """
     tables = [r"rotary_emb\.inv_freq$", *ignored]
     if _is_tied(facts, is_tied):
@@ -72,14 +72,14 @@ def prenorm_decoder(
     Args:
         facts: facts of the model, or of a rank's part of it.
         parameters: parameters of the model, from `llama_parameters`.
-            shapes: shape of the attention of each layer; `None` for a layer without attention.
+        shapes: shape of the attention of each layer; `None` for a layer without attention.
         attention: makes the attention block of a layer.
         mlp: makes the mlp block of a layer.
         eps: epsilon of all norms.
         norm: makes a norm, given its name; `None` means root-mean-square norms in the model's type.
         states: state shapes of layers with a recurrence; see `Model`.
-            is_tied: whether embedding and output share a weight; `None` means as the configuration says.
-            rotaries: rotary embeddings; `None` means the one of the configuration, over the whole head.
+        is_tied: whether embedding and output share a weight; `None` means as the configuration says.
+        rotaries: rotary embeddings; `None` means the one of the configuration, over the whole head.
         after_embedding: see `DecoderModel`.
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.

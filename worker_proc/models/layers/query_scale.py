@@ -11,7 +11,7 @@ class QueryScale:
     """`1 + attn_scale * log(1 + floor((position + 1) / floor_scale))`, computed once for all positions.
 
     Args:
-            floor_scale: number of consecutive positions that share a factor.
+        floor_scale: number of consecutive positions that share a factor.
         attn_scale: growth of the factor.
     """
 

@@ -131,7 +131,7 @@ class AxisRotary(Rotary):
     Args:
         inverse_frequencies_C: inverse frequencies of the pairs.
         magnitude: factor of the scaling.
-            axes_C: axis of each pair.
+        axes_C: axis of each pair.
     """
 
     def __init__(self, inverse_frequencies_C: Tensor, magnitude: float, axes_C: Tensor) -> None:
@@ -180,12 +180,12 @@ def rotary_from_config(
     Args:
         config: model configuration.
         head_dim: size of a head.
-            default_theta: base if the configuration has none.
-            default_partial: rotated share of a head if the configuration has none.
+        default_theta: base if the configuration has none.
+        default_partial: rotated share of a head if the configuration has none.
         layer_type: type of layer that the angles are for, if `rope_parameters` has one entry per type.
 
     Raises:
-            ConfigError: the scaling is not supported, or its values are missing or unknown.
+        ConfigError: the scaling is not supported, or its values are missing or unknown.
     """
     partial = optional(config, "rotary_pct", optional(config, "partial_rotary_factor", default_partial))
     theta = optional(config, "rotary_emb_base", optional(config, "rope_theta", default_theta))

@@ -19,8 +19,8 @@ class ShortConv:
         parameters: parameters of the model.
         name: name of the block; its layers are `in_proj`, `conv` and `out_proj`.
         index: index of the layer.
-            width: width of the residual stream; ranks divide the channels of the convolution.
-            conv_width: number of inputs of the convolution.
+        width: width of the residual stream; ranks divide the channels of the convolution.
+        conv_width: number of inputs of the convolution.
         has_bias: whether the layers have biases.
 
     Raises:

@@ -60,8 +60,8 @@ class ClipConfig:
         Args:
             section: section to read.
             defaults: values for missing sizes.
-            has_class_token: whether one comes before the patches.
-            unused: keys that change nothing.
+            has_class_token: whether a class token comes before the patches.
+            unused: keys that have no effect.
 
         Raises:
             ConfigError: a value is not supported.
@@ -87,17 +87,17 @@ class ClipConfig:
 
     @property
     def side(self) -> int:
-        """Patches on each side of a picture."""
+        """Number of patches on each side of an image."""
         return self.image_size // self.patch_size
 
     @property
     def patch_width(self) -> int:
-        """Numbers of a patch."""
+        """Number of values of a patch."""
         return self.num_channels * self.patch_size**2
 
     @property
     def num_positions(self) -> int:
-        """Patches of an image of the tower's size, and the class token."""
+        """Number of patches of an image of the tower's size, plus the class token."""
         return self.side**2 + self.has_class_token
 
     @property
@@ -107,14 +107,14 @@ class ClipConfig:
         return AttentionShape(self.num_heads, self.num_heads, head_dim, head_dim**-0.5, is_causal=False)
 
     def sequence(self, pixels_CHW: Floats, *, first: int) -> Patches:
-        """Return a sequence: a row of zeros for the class token, if there is one, and the patches of a picture.
+        """Return a sequence: a row of zeros for the class token, if there is one, and the patches of an image.
 
         Args:
             pixels_CHW: pixels of the tower's size.
             first: position from which on results are rows of the prompt.
 
         Raises:
-            ProtocolError: the picture has another size.
+            ProtocolError: the image has another size.
         """
         self.check_picture(pixels_CHW)
         rows_TP = np.zeros((self.num_positions, self.patch_width), dtype=np.float32)
@@ -122,7 +122,7 @@ class ClipConfig:
         return Patches(rows_TP, np.arange(self.num_positions), np.arange(first, self.num_positions))
 
     def check_picture(self, pixels_CHW: Floats) -> None:
-        """Check that a picture has the size of the tower.
+        """Check that an image has the size of the tower.
 
         Raises:
             ProtocolError: the image has another size.
@@ -176,10 +176,10 @@ class SiglipEmbedding:
 
 
 class ClipEmbedding:
-    """Patches through a linear layer, plus positions. The first position has the class token.
+    """Patches through a linear layer, plus positions. The first position is the class token's.
 
-    Its patch is zeros, so that the linear layer, which has no bias, adds nothing to it. The bias of InternVL's layer is
-    in the positions of patches.
+    The class token's patch is zeros, so that the linear layer, which has no bias, adds nothing to it. The bias of
+    InternVL's layer is added to the positions of patches.
 
     Args:
         parameters: parameters of the tower.
@@ -224,7 +224,7 @@ def clip_layers(
         parameters: parameters of the tower.
         config: tower configuration.
         num_layers: number of layers.
-        norm: makes one before a block by its name; `None` means a layer norm.
+        norm: makes a norm before a block, given its name; `None` means a layer norm.
         has_qkv_bias: whether the projections of queries, keys and values have biases.
         row_norms: makes the norms of queries and keys, given the name of their block; `None` if there are none.
     """
@@ -252,5 +252,5 @@ def clip_layers(
 
 
 def _flat_patches(name: str, values: Values) -> Iterator[tuple[str, Values]]:
-    """Make the weight of a convolution over patches that of a linear layer."""
+    """Reshape the weight of a convolution over patches to that of a linear layer."""
     yield name, values.flatten(1) if isinstance(values, Tensor) and name == "patch_embedding.weight" else values

@@ -1,7 +1,6 @@
 """`VisionTower`: an encoder whose inputs are patches of images, and whose results are rows of prompts.
 
-Runs as text encoders do: an image is a request whose positions attend to each other, and rows are given in place of
-tokens.
+Runs like a text encoder: an image is a request whose positions attend to each other, with given rows instead of tokens.
 """
 
 import math
@@ -37,18 +36,19 @@ class Patches:
     """One sequence of the encoder, whose positions attend only to each other."""
 
     rows_TP: Floats
-    """The numbers of each patch. Of an audio clip, its spectrogram."""
+    """The values of each patch. For an audio clip: its spectrogram."""
     positions_T: Ints
-    """The row of the table of positions for each."""
+    """Row of the position table for each patch."""
     chosen_R: Ints
     """Positions whose results become rows of the prompt."""
     tables: tuple[Floats, ...] = ()
     """Further inputs for each patch, such as rotary angles, in the widths that the tower declares."""
     num_keys: int | None = None
-    """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. `None`
-    means all are."""
+    """Number of leading positions that are attended to. The others attend to them too, but are attended to by none.
+    `None` means all positions."""
     part_lengths: Ints | None = None
-    """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. `None` means one part."""
+    """Lengths of consecutive parts. Layers with `AttentionShape.is_local` attend within a part. `None` means one
+    part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,9 +61,9 @@ class TowerSpec:
     placement: Placement
     """Placement of the parameters."""
     library: NativeLibrary | None
-    """Computes; `None` if torch does."""
+    """Library that computes; `None` if torch does."""
     max_item_tokens: int
-    """Most rows of the prompt that an image may have, where its size is not that of the tower."""
+    """Most prompt rows of an image, for images of variable size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,11 +74,12 @@ class MergedProjection:
     project: Callable[[Tensor], Tensor]
     """Maps `num_merged` adjacent results of the tower to one row of the prompt."""
     deeper: Sequence[Callable[[Tensor], Tensor]] = ()
-    """The same from each of `VisionTower.features` to a further row, which the language model adds after one of its
-    first layers (DeepStack)."""
+    """Functions that map each of `VisionTower.features` to a further row, which the language model adds after one of
+    its first layers (DeepStack)."""
     learned_XD: Tensor | None = None
-    """Learned results, such as that of the end of a line: `VisionTower.arrange` gets their rows of the prompt behind
-    those of an item. `None` if there are none."""
+    """Learned results, such as that of a line's end. `VisionTower.arrange` gets their prompt rows after those of an
+    item.
+    `None` if there are none."""
 
 
 class VisionTower(LayeredModel):
@@ -88,15 +89,15 @@ class VisionTower(LayeredModel):
         parameters: parameters of all parts.
         shapes: shapes of the attention of each layer.
         width: width of the residual stream.
-        patch_width: numbers of a patch.
+        patch_width: number of values of a patch.
         max_item_rows: most patches of an image.
-        max_parts: most parts (`Patches.part_lengths`) of a run whose sequences have several; 0: they have one.
-        table_widths: numbers of a patch in each of `Patches.tables`.
+        max_parts: most parts (`Patches.part_lengths`) of a run whose sequences have several; 0 if they have one.
+        table_widths: number of values of a patch in each of `Patches.tables`.
         embed: maps patches and positions to the residual stream.
         layers: layers in order.
         project: maps the residual stream to rows of the prompt, or to the input of `merged`.
-        library: computes; `None` if torch does.
-        merged: makes rows of the prompt of several results; `None` if each is one.
+        library: library that computes; `None` if torch does.
+        merged: makes prompt rows from several results; `None` if each result is one.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class VisionTower(LayeredModel):
         self._patch_width, self._table_widths = patch_width, table_widths
         self._inputs_XP, self._tables = torch.empty(0), [torch.empty(0)] * len(table_widths)
         if not is_on_gpu:
-            # Native programs pass rows on in float32, and know the address of their memory.
+            # Native programs pass float32 rows on, at fixed addresses.
             self._inputs_XP = self._memory(patch_width, torch.float32 if library else self.dtype)
             self._tables = [self._memory(width, torch.float32) for width in table_widths]
 
@@ -140,7 +141,7 @@ class VisionTower(LayeredModel):
         """
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """Return the rows of the prompt of an item.
+        """Return the prompt rows of an item.
 
         Args:
             rows_RD: rows of all its sequences, one after another, and those of `MergedProjection.learned_XD`.
@@ -149,7 +150,7 @@ class VisionTower(LayeredModel):
         return rows_RD
 
     def put(self, sequences: Sequence[Patches]) -> None:
-        """Take the patches of the next run, which reads them row by row."""
+        """Set the patches of the next run, which reads them row by row."""
         _copy(self._inputs_XP, [one.rows_TP for one in sequences])
         for index, table_XC in enumerate(self._tables):
             _copy(table_XC, [one.tables[index] for one in sequences])
@@ -184,7 +185,7 @@ class VisionTower(LayeredModel):
         return residual.total()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return rows of the prompt for rows of the last layer."""
+        """Return prompt rows for rows of the last layer."""
         return self._project(hidden_RD)
 
 
@@ -194,16 +195,16 @@ def _copy(target_XC: Tensor, parts: Sequence[Floats]) -> None:
 
 
 MIN_RUN_ROWS, MIN_RUN_ROWS_OF_GPU = 1024, 8192
-"""Small images share runs of at least so many rows."""
+"""Small images share runs of at least this many rows."""
 MAX_RUN_SEQUENCES = 64
-"""Sequences of one run."""
+"""Most sequences of one run."""
 
 
 def array_of(tensors: Mapping[str, MediaTensor], name: str, dtype: Any, num_dimensions: int) -> npt.NDArray[Any]:
     """Return a tensor of an item.
 
     Raises:
-        ProtocolError: there is none of this name, type and number of dimensions.
+        ProtocolError: there is no tensor of this name, type and number of dimensions.
     """
     tensor = tensors.get(name)
     if tensor is None or tensor.dtype != np.dtype(dtype).name or len(tensor.shape) != num_dimensions:
@@ -216,10 +217,10 @@ def array_of(tensors: Mapping[str, MediaTensor], name: str, dtype: Any, num_dime
 
 
 def pixels_of(tensors: Mapping[str, MediaTensor], name: str, num_dimensions: int) -> Floats:
-    """Return the pixels of an item, of pictures (shape ...CHW) or of their patches (shape TP, channel by channel).
+    """Return the pixels of an item: images (shape ...CHW), or their patches (shape TP, channel by channel).
 
     Raises:
-        ProtocolError: there are none of this name and number of dimensions.
+        ProtocolError: there are no pixels of this name and number of dimensions.
     """
     if LEVELS not in tensors:
         pixels: Floats = array_of(tensors, name, np.float32, num_dimensions)
@@ -240,11 +241,11 @@ def pixels_of(tensors: Mapping[str, MediaTensor], name: str, num_dimensions: int
 
 
 _MOST_LOOKED_UP = 2**18
-"""Bytes: numpy makes indices of eight times as many of them, which stay in the cache."""
+"""Bytes per lookup: numpy's indices take eight times as much, which fits into the processor's cache."""
 
 
 def square_patches(pixels_CHW: Floats, size: int) -> Floats:
-    """Return the patches of an image, row by row, as the weight of a convolution has its inputs: shape TP."""
+    """Return the patches of an image, row by row, in the input order of a convolution weight: shape TP."""
     channels, height, width = pixels_CHW.shape
     rows, columns = height // size, width // size
     cut = pixels_CHW[:, : rows * size, : columns * size].reshape(channels, rows, size, columns, size)
@@ -260,7 +261,7 @@ def places_of_patches(height: int, width: int, merge_size: int) -> Ints:
 
 
 def order_by_square(side: int, merge_size: int) -> Ints:
-    """Return the patches of a square picture, by their numbers row by row, square by square."""
+    """Return the row-by-row indices of a square image's patches, in order of squares."""
     rows_T, columns_T = places_of_patches(side, side, merge_size)
     order_T: Ints = rows_T * side + columns_T
     return order_T

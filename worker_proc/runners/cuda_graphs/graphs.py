@@ -1,6 +1,6 @@
-"""Launches the kernels of a step: one by one, or as the graphs captured for steps of its size.
+"""Launches the kernels of a step: one by one, or as the graph captured for steps of its size.
 
-Knows no request: arrays go in, one token per sampled row comes out. Kernels read only static buffers of the device.
+Knows no requests: arrays go in, one token per sampled row comes out. Kernels read only static device buffers.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,12 +35,12 @@ from octavo.worker_proc.sampling.state import LARGEST
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Captured:
-    """A graph with the fields that it reads."""
+    """A graph, and the fields that it reads."""
 
     graph: Graph
     fields: Fields
     num_tiles: Sequence[int] = ()
-    """Tiles of attention that it computes at most, in each cache group."""
+    """Most tiles of attention that it computes, in each cache group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class Staged:
     compute: Graph | None
     sample: Graph | None
     reports: bool
-    """Whether its samples report logprobs."""
+    """Whether the step's samples report logprobs."""
     num_rows: int = 0
     """Number of rows without padding."""
     pieces: AttentionPieces | None = None
@@ -64,7 +64,7 @@ class Sampled:
     """Sampled tokens of a step; overwritten by the next step."""
 
     tokens_N: Tensor
-    """int64, -1 if there is none."""
+    """Token ids, int64; -1 where there is no token."""
     logprobs: LogprobsMemory | None
     """Logprobs of the rows whose requests report any; `None` if the step reports none."""
 
@@ -72,23 +72,22 @@ class Sampled:
 class StepGraphs:
     """The kernels of one model's steps.
 
-    Call for each step `stage`, `compute`, `sample`, in this order; `send_changes` may come between. Graphs are captured
-    by `capture` alone. A step without a graph launches its kernels one by one.
+    For each step call `stage`, `compute` and `sample`, in this order; `send_changes` may come between. Only `capture`
+    captures graphs. A step without a graph launches its kernels one by one.
 
     Args:
         model: model with its weights on the stream's device.
         layers: the attention of the model's layers, with the cache.
-        attention: of each cache group, and behind them cross-attention if the model has any; planned for each step,
-            and read from `buffer`.
+        attention: attention of each cache group, followed by cross-attention if the model has any. It is planned for
+            each step, and reads `buffer`.
         block_tables: block_table_RP of each cache group, int32, which attention reads.
         stream: stream of the device.
         table: table of the slots.
         buffer: holds the metadata of steps.
         sizes: sizes of the graphs.
-        stages: through which the model exchanges rows with the previous and the next stage; `None` if it has all
-            layers.
-        plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
-            that attend in both directions; `None` if it has none. Such a step has no graph.
+        stages: exchanges rows with the previous and the next stage; `None` if the model has all layers.
+        plan_spans: plans the bidirectional spans of a step, given its pieces and block tables; `None` if the model has
+            no such spans. A step with spans has no graph.
     """
 
     def __init__(
@@ -179,8 +178,7 @@ class StepGraphs:
         self._staged = Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
-        """Compute the hidden states of the staged step, from the previous stage and for the next one if there are
-        any."""
+        """Compute the hidden states of the staged step, with rows of the previous stage and for the next one, if any."""
         num_rows = self._current.num_rows
         if self._stages is not None and not self._model.stage.is_first:
             self._stages.fetch(num_rows)

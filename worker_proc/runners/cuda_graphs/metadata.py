@@ -1,6 +1,6 @@
 """The metadata of a step as fields of one packed buffer: the arrays of the batch, padded to a size.
 
-The attention writes its own plan.
+Attention writes its own plan.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The size of the tensors of a step, padding included."""
+    """The padded size of a step's tensors."""
 
     num_tokens: int
     num_requests: int
@@ -38,12 +38,12 @@ class SampleRows:
     """The rows of a step after which a token is sampled."""
 
     rows_N: Ints
-    """Indices into the tokens of the step."""
+    """Indices among the tokens of the step."""
     slots_N: Ints
     positions_N: Ints
-    """Tokens before the one that is sampled."""
+    """Number of tokens before the sampled one."""
     num_outputs_N: Ints
-    """Outputs among them."""
+    """Number of outputs among them."""
 
 
 class AttentionPlanCounts(Protocol):
@@ -51,11 +51,12 @@ class AttentionPlanCounts(Protocol):
 
     @property
     def num_split_words(self) -> int:
-        """Words of the lists for requests with few rows. The lists of tiles come after them."""
+        """Number of words of the lists for requests with few rows. The lists of tiles come after them."""
 
     @property
     def num_tiles(self) -> int:
-        """Tiles of other requests. A graph has programs for a fixed number; those without a tile end at once."""
+        """Number of tiles of the other requests. A graph has a fixed number of programs; those without a tile end at
+        once."""
 
 
 class AttentionPlanLayout(Protocol):
@@ -79,7 +80,7 @@ class GraphAttention(Protocol):
         """Write the plan of a step on the host."""
 
     def usual_tiles(self, num_tokens: int) -> int:
-        """Return the tiles that a graph of this many tokens has programs for."""
+        """Return the number of tiles that a graph of this many tokens has programs for."""
 
     def launch_for(self, num_tiles: int) -> None:
         """Make the next calls launch enough for any plan with at most this many tiles."""
@@ -106,7 +107,7 @@ def slot_mapping_name(group: int) -> str:
 
 
 def input_fields(num_tokens: int, num_requests: int, num_groups: int, *, has_states: bool = False) -> list[Field]:
-    """Return the fields that compute the hidden states of a step, without the attention plans."""
+    """Return the fields from which a step's hidden states are computed, without the attention plans."""
     per_token = ("token_ids", "token_slots", "positions", *map(slot_mapping_name, range(num_groups)))
     per_request = ("request_slots", "state_sources", "state_destinations") if has_states else ("request_slots",)
     fields = [Field(name, torch.int64, num_tokens) for name in per_token]
@@ -115,14 +116,14 @@ def input_fields(num_tokens: int, num_requests: int, num_groups: int, *, has_sta
 
 
 def state_slots(views: Views) -> DeviceSlots | None:
-    """Return where a step finds the states of its requests; `None` if the model has none."""
+    """Return the state slots of a step's requests; `None` if the model has no states."""
     if "query_starts" not in views:
         return None
     return DeviceSlots(views["query_starts"], views["state_sources"], views["state_destinations"])
 
 
 def sample_fields(num_samples: int) -> list[Field]:
-    """Return the fields that sample a step."""
+    """Return the fields from which a step is sampled."""
     per_sample = ("sample_rows", "sample_slots", "sample_positions", "num_outputs")
     return [Field(name, torch.int64, num_samples) for name in per_sample]
 
@@ -131,7 +132,7 @@ def fill_inputs(arrays: Arrays, inputs: StepInputs, idle_slot: int) -> None:
     """Write the inputs of a step into their fields, and pad the rest.
 
     A padding request has no rows. A padding row is at position 0 of the idle slot: its key and value are not stored, it
-    attends to nothing, and it is NaN from its embedding on.
+    attends to nothing, and its values are NaN from the embedding on.
     """
     _put(arrays["token_ids"], inputs.token_ids_T, PADDING)
     _put(arrays["token_slots"], inputs.slots_T, idle_slot)

@@ -46,9 +46,9 @@ from octavo.worker_proc.speculation.open import open_drafter
 Graphs = TypeVar("Graphs", bound=StepGraphs)
 
 MAX_PARTIAL_BYTES = 2**28
-"""Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
-dimensions. For requests beyond that, fewer programs compute a request and no keys are shared: slower, with the same
-bits."""
+"""Memory limit for partial sums of rows over segments of keys in a step: 16,131 of them for 32 heads of 128
+dimensions. For requests beyond the limit, fewer programs compute a request and no keys are shared: slower, with the
+same bits."""
 
 _MEASURED = SamplingSpec(
     max_tokens=1,
@@ -59,7 +59,7 @@ _MEASURED = SamplingSpec(
     logprobs_mode="processed_logprobs",
     logprob_token_ids=(0,),
 )
-"""The requests of a step that takes the most memory. In the decode each has a token mask too."""
+"""The requests of the step that takes the most memory. In the decode each has a token mask too."""
 
 
 def open_runner(
@@ -86,7 +86,7 @@ def open_runner(
     states = open_states(model.state_group, num_states, device)
     cross = CrossTable.of(model.cross_cache, num_seqs) if model.cross_cache else None
     graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len, StepGraphs, cross)
-    changes_logits = bool(config.logits_processors) or cross is not None  # by the rule of timestamps
+    changes_logits = bool(config.logits_processors) or cross is not None  # by the timestamp rule
     cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
     return CudaGraphRunner(
         table,
@@ -178,9 +178,9 @@ def _max_size(config: ResolvedConfig) -> StepSize:
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     """Run the largest prefill and the largest decode, and capture two graphs of each kind.
 
-    Everything that steps need and that does not depend on the number of blocks counts as activations. All graphs share
-    their memory, of which the largest takes most; what another one adds is measured on the second of each kind and
-    counted for each.
+    Memory of steps that does not depend on the number of blocks counts as activations. All graphs share their memory,
+    most of which the largest graph takes. The cost of a further graph is measured on the second of each kind and
+    counted for each of the others.
     """
     stream = device.stream()
     try:
@@ -193,7 +193,7 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
 
 
 def _activation_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
-    """Run a step of prompts, and one in which every request decodes; all stages run them together."""
+    """Run a prefill step, and a step in which every request decodes. All stages run them together."""
     prompts = _prompt_lengths(config)
     blocks_each = -(-max(prompts) // config.block_size)
     num_groups, has_states = len(model.cache_groups), model.state_group is not None
@@ -218,7 +218,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, drafter=drafter, answers=answers)
     ) as executor:
         new_plan = partial(prompts_plan, num_groups=num_groups, has_states=has_states)
-        # A draft model computes the whole step once more.
+        # A draft model computes the complete step once more.
         plan = new_plan(prompts, POOLED_WHOLE if pooling else _MEASURED, blocks_each)
         executor.begin(msgspec.structs.replace(plan, num_drafts=int(drafter is not None)))
         if pooling:
@@ -250,7 +250,7 @@ def _new_batch(model: Model, config: ResolvedConfig) -> BatchState:
 
 
 def _drafts_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
-    """Return the plan after the decode that samples as much as any step does, because it has drafts."""
+    """Return the plan after the decode. It samples the most tokens of any step, because it has drafts."""
     assert config.speculation is not None, "an engine that drafts"
     depth = config.speculation.max_depth
     num_requests = max(1, max_samples(config) // (1 + depth))
@@ -273,7 +273,7 @@ def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: Re
     for graphs, kind in itertools.product(all_graphs, GraphKind):
         missing = graphs.uncaptured(kind)
         for size, times in zip(missing[:2], (1, len(missing) - 1), strict=False):
-            # What the kernels took when they were run once before the capture is free again.
+            # Memory of the kernels' run before the capture is free again.
             free_bytes = device.free_bytes()
             graphs.capture(kind, size)
             num_bytes += times * max(0, free_bytes - device.free_bytes())
@@ -281,7 +281,7 @@ def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: Re
 
 
 def _max_decode_rows(config: ResolvedConfig) -> int:
-    """Return the most tokens of a decode that is a graph, those included that are drafted."""
+    """Return the most tokens of a decode graph, drafts included."""
     if not config.max_graph_size:
         return 0
     return max(config.max_graph_size, max_samples(config)) if config.speculation else config.max_graph_size

@@ -1,6 +1,6 @@
-"""`DeviceRounds`: rounds of drafts that a device computes one after another, without the host.
+"""`DeviceRounds`: rounds of drafting that a device computes one after another, without the host.
 
-Each round is a graph, which first makes the positions, the places in the cache and the attention plan of its rows.
+Each round is a graph. It first computes the positions, the cache slots and the attention plan of its rows.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class DraftGraphs(StepGraphs):
         """
         num = len(samples.rows_N)
         captured = None if self.is_eager else self._captured(GraphKind.ROUNDS, num)
-        # A graph of samples reads hidden states where graphs leave them.
+        # A graph of samples reads hidden states from the memory where graphs write them.
         sample = self._captured(GraphKind.SAMPLES, num) if captured and self._current.compute else None
         fields = captured.fields if captured else self._buffer.inputs(num, num)
         sample_fields = self._buffer.samples(len(fields.views["positions"]))
@@ -74,7 +74,7 @@ class DraftGraphs(StepGraphs):
         self._staged = Staged(fields, sample_fields, *graphs, reports=False)
 
     def take_back(self, given_KE: Tensor, slots_E: Tensor, counts_E: Tensor) -> None:
-        """Begin the rounds behind the first wrong draft of each request; see `take_back_rows`."""
+        """Restart the rounds after the first wrong draft of each request; see `take_back_rows`."""
         step = self._current
         samples = step.samples.views
         numbers = [step.inputs.views["positions"], samples["sample_rows"], samples["sample_positions"]]
@@ -82,7 +82,7 @@ class DraftGraphs(StepGraphs):
         take_back_rows(self._slots.sampled_KS, self._slots.drafts_KS, given_KE, slots_E, counts_E, numbers)
 
     def draft_next(self) -> Tensor:
-        """Compute the last draft of each request, and draw the next; the next call overwrites tokens_E."""
+        """Compute the last draft of each request, and draw the next one. The next call overwrites tokens_E."""
         step = self._current
         if step.compute is None:
             return self._round(step.inputs.views, step.samples.views, None)
@@ -140,7 +140,7 @@ class DraftGraphs(StepGraphs):
         return self._drafted(views, logits_NV, out_N, features)
 
     def _drafted(self, views: Views, logits_EV: Tensor, out_E: Tensor | None, features: list[Tensor]) -> Tensor:
-        """Draw a token for each row, and leave it to the next round with the features that a head reads."""
+        """Draw a token for each row, and keep it for the next round, with the features that a head reads."""
         tokens_E = self._drawn(views, over_vocabulary(self._model, logits_EV, self._vocab_size), out_E, None)
         self._slots.last_token_S.index_copy_(0, views["sample_slots"], tokens_E.clamp(min=0))
         if isinstance(self._model, DraftHead):
@@ -180,7 +180,7 @@ class DeviceRounds:
         """Wait for the device after each round, for example to measure the cost of that."""
 
     def use_model(self, model: Model | None) -> None:
-        """Never called: graphs know the addresses of weights."""
+        """Never called: graphs refer to the addresses of weights."""
         raise AssertionError("graphs compute with the model that they were captured with")
 
     def follow_samples(self, samples: Samples) -> None:
@@ -215,7 +215,7 @@ class DeviceRounds:
             self._graphs.take_back(upload_array(self._stream, given_KE), slots, upload_array(self._stream, counts_E))
         for place in range(num_drafts):
             tokens_N = self._graphs.draft_next() if place else self._graphs.sample().tokens_N
-            # Where the logits have no number, the draft is token 0: as good as any.
+            # If the logits are NaN, the draft is token 0: as good as any.
             self._table.drafts_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
             if self.waits_each_time:
                 self._stream.record_event().wait()

@@ -1,4 +1,4 @@
-"""The runner of a GPU: keeps the device's copy of the batch up to date, and has each step computed by its graphs."""
+"""The runner of a GPU: keeps the device's copy of the batch up to date, and has its graphs compute each step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,11 +71,11 @@ class DeviceRows:
 
 
 class CudaGraphRunner:
-    """A `Runner` whose device computes while the host goes on.
+    """A `Runner` whose device computes asynchronously.
 
     Args:
-        table: the batch as the device knows it.
-        graphs: compute.
+        table: the device's copy of the batch.
+        graphs: computes the steps.
         stream: stream of the device.
         cache_bytes: bytes of keys, values and states.
         cache_buffers: buffers of keys and values.
@@ -113,7 +113,7 @@ class CudaGraphRunner:
         self.cache_buffers = cache_buffers
         self.table = self._table = table
         self.sampled_N: Tensor | None = None
-        """The tokens of the last step whose draws were made at once, on the device; padding included."""
+        """Tokens of the last step whose draws were made at once, on the device; padding included."""
         self.stream = self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
@@ -130,14 +130,14 @@ class CudaGraphRunner:
         return self.graphs.capture_all()
 
     def use_model(self, model: Model | None) -> None:
-        """Never called: graphs know the addresses of weights, so weights are overwritten."""
+        """Never called: graphs refer to the addresses of weights, so weights are overwritten in place."""
         raise AssertionError("graphs compute with the model that they were captured with")
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""
         states = [batch.rows[admitted.slot].sampling for admitted in plan.admitted]
         widths = self._table.widths
-        num_groups = widths.num_groups  # the slots of states, if there are any, come with each step
+        num_groups = widths.num_groups  # state slots, if there are any, come with each step
         for state in states:
             widths = widths.holding(state)
         if widths != self._table.widths:
@@ -153,7 +153,7 @@ class CudaGraphRunner:
 
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        rows = NO_SAMPLES  # the rounds find theirs if there is no room for all
+        rows = NO_SAMPLES  # if there is no room for all samples, each round stages its own
         if len(samples) <= self.max_logits:
             rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
         specs = _reporting_specs(samples)
@@ -210,7 +210,7 @@ class CudaGraphRunner:
     def _sample_in_rounds(
         self, samples: Samples, rounds: Rounds, *, has_masks: bool, change_logits: ChangeLogits | None
     ) -> HostSamples:
-        """Sample round by round. Blocks until the device has drawn each of them."""
+        """Sample round by round. Blocks until the device has drawn each round."""
         logits_NV = self.graphs.logits() if len(samples) <= self.max_logits else None
         token_ids = [NO_TOKEN] * len(samples)
         rows: list[RowLogprobs | None] = [None] * len(samples)
@@ -265,9 +265,9 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def _bind(self, samples: Samples, *, has_masks: bool) -> list[SampledRow]:
-        """Send masks and completed bad words to the device before it samples. Return the samples with a mask.
+        """Send masks and completed bad words to the device before it samples. Return the samples that have a mask.
 
-        Without timestamps, the mask of a second token is known before the first one is.
+        Without timestamps, the mask of a second token is known before the first token is.
         """
         for place in samples.with_trait(Trait.HAS_SPEECH_RULES | Trait.HAS_TIMESTAMPS):
             speech, slot = samples[place].row.sampling.speech, int(samples.slots_N[place])
@@ -294,7 +294,7 @@ class CudaGraphRunner:
         if places := samples.with_trait(Trait.HAS_TIMESTAMPS):
             columns = np.stack([places, samples.slots_N[places], samples.num_outputs_N[places]])
             rows_M, slots_M, num_outputs_M = upload_array(self._stream, columns).unbind()
-            first = samples[places[0]].row.sampling.first_timestamp  # the model's
+            first = samples[places[0]].row.sampling.first_timestamp  # the same for all requests of the model
             rule_out_text(
                 logits_RV, self._table.requests, rows_M, slots_M, num_outputs_M, first_timestamp=first, largest=LARGEST
             )

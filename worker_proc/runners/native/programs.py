@@ -27,7 +27,7 @@ class NativePrograms:
 
     Args:
         library: library that has the operations.
-            model: model to record.
+        model: model to record.
         layouts: cache layout of each group.
         num_blocks: number of blocks of the cache.
         bounds: bounds of the steps.
