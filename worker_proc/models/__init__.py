@@ -1,1 +1,1 @@
-"""Model architectures: one file each, and the table that finds them."""
+"""Model architectures, one file each, and their registry."""

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa, and DistilBERT, which calls the same layers by other names."""
+"""BERT, RoBERTa and XLM-RoBERTa, and DistilBERT, which has the same layers under other names."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,7 @@ _NAMES = {
     r"\.output_layer_norm": ".mlp_norm",
 }
 _UNUSED = (r"^embeddings\.(position_ids|token_type_ids)$", r"^(cls|lm_head|pooler|vocab_\w+)\.")
-"""The output layer of pre-training, and the pooler of models that have no head."""
+"""Tensors of the output layer of pre-training, and of the pooler of models without a head."""
 
 
 @dataclass(frozen=True, slots=True)

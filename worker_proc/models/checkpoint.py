@@ -1,7 +1,7 @@
 """Rules that convert the tensors of a checkpoint to those of our layers: other names, fused and interleaved rows.
 
-Every model here has layers called `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`, `fc1`
-and `fc2`, so that they are stacked, and divided between ranks, in one way. Rules see whole tensors, before that.
+Every model here names its layers `q_proj`, `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`, `fc1`
+and `fc2`, so that stacking and division between ranks work in one way. Rules see undivided tensors, before that.
 """
 
 import re
@@ -40,11 +40,11 @@ def renamed(replacements: Mapping[str, str]) -> Rule:
 
 
 def split_rows(layer: str, parts: Mapping[str, Sequence[range]]) -> Rule:
-    """Divide the weight and the bias of the layers called `layer` between layers with other names.
+    """Split the weight and the bias of the layers called `layer` into layers with other names.
 
     Args:
-        layer: the last part of the name.
-        parts: the names that take its place, and the rows of each.
+        layer: last part of the name.
+        parts: the new names, and the rows of each.
     """
 
     def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
@@ -64,7 +64,7 @@ def split_rows(layer: str, parts: Mapping[str, Sequence[range]]) -> Rule:
 
 
 def reordered_rows(pattern: str, order: Sequence[range]) -> Rule:
-    """Put the rows of the tensors whose names match in another order."""
+    """Reorder the rows of the tensors whose names match."""
 
     def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
         yield name, take_rows(values, order) if re.search(pattern, name) else values
@@ -73,7 +73,7 @@ def reordered_rows(pattern: str, order: Sequence[range]) -> Rule:
 
 
 def flattened(pattern: str) -> Rule:
-    """Give the tensors whose names match one dimension."""
+    """Flatten the tensors whose names match to one dimension."""
 
     def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
         yield name, values.flatten() if isinstance(values, Tensor) and re.search(pattern, name) else values
@@ -82,7 +82,7 @@ def flattened(pattern: str) -> Rule:
 
 
 def one_added(pattern: str) -> Rule:
-    """Add one to the tensors whose names match, in float32: scales of norms that are stored as their distance to 1."""
+    """Add one to the tensors whose names match, in float32: norm scales that are stored as the difference from 1."""
 
     def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
         is_scale = isinstance(values, Tensor) and re.search(pattern, name)
@@ -100,7 +100,7 @@ def take_rows(values: Values, rows: Sequence[range]) -> Values:
 
 
 def stacked(parts: Mapping[str, int]) -> dict[str, list[range]]:
-    """Return the rows of parts that lie one after the other, for `split_rows`."""
+    """Return the rows of consecutive parts, for `split_rows`."""
     rows, start = {}, 0
     for name, length in parts.items():
         rows[name] = [range(start, start + length)]
@@ -126,14 +126,14 @@ def grouped_qkv(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, l
 
 
 def halves_of_pairs(num_heads: int, head_dim: int, num_rotated: int) -> list[range]:
-    """Return the order of rows in which a head whose neighbours rotate together has them half a head apart.
+    """Return the row order that turns rotated pairs of neighbours into pairs half a head apart.
 
     Products of queries and keys do not depend on the order of their dimensions.
 
     Args:
         num_heads: number of heads of the projection.
         head_dim: rows of each head.
-        num_rotated: the first dimensions of each head, which are rotated.
+        num_rotated: number of leading dimensions of each head that are rotated.
     """
     order = []
     for start in range(0, num_heads * head_dim, head_dim):

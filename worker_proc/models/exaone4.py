@@ -1,4 +1,4 @@
-"""EXAONE 4: outputs of blocks are normalized, and layers with full attention between windows do not rotate."""
+"""EXAONE 4: norms after blocks; layers with full attention do not rotate if other layers have windows."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
@@ -62,7 +62,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:
-    """Return the types of the layers for a configuration without `layer_types`: a pattern such as "LLLG", or 4.
+    """Return the types of the layers for a configuration without `layer_types`: a pattern such as "LLLG", or a period.
 
     Raises:
         ConfigError: the pattern is neither.
@@ -75,5 +75,5 @@ def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:
     kinds = {"L": "sliding_attention", "G": "full_attention"}
     if not isinstance(pattern, str) or set(pattern) - set(kinds):
         raise ConfigError(f"config.json: 'sliding_window_pattern' is {pattern!r}; expected a number or letters L and G")
-    # The last layer has full attention, whatever its letter.
+    # The last layer has full attention, whatever its letter says.
     return [kinds[pattern[layer % len(pattern)]] for layer in range(num_layers - 1)] + ["full_attention"]

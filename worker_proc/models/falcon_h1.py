@@ -1,4 +1,4 @@
-"""Falcon-H1: a state-space block and attention side by side in every layer, and factors of nearly everything."""
+"""Falcon-H1: a state-space block and attention in parallel in every layer, and factors of nearly everything."""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Two blocks that read the same rows, each with a factor of its rows and of its output; the outputs are added."""
+    """Two blocks that read the same rows, each with a factor of its input and of its output. The outputs are added."""
 
     parts: tuple[tuple[AttentionBlock, float, float], ...]
 
@@ -59,7 +59,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     sizes = whole.of_rank(placement.sharding.size)
     has_bias = optional(config, "attention_bias", False)
     gate_factor, down_factor = _factors(facts, "mlp_multipliers", 2)
-    # The factor of the keys is one of the scores.
+    # The factor of the keys is applied to the scores.
     score_factor = _factor(facts, "key_multiplier") * facts.head_dim**-0.5
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, score_factor)
     parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), *divided_projections(whole)])

@@ -9,9 +9,9 @@ class Features:
     """Hidden states that a model passes to a draft head.
 
     Args:
-        layers: the residual stream before these layers is passed on, the number of layers standing for the end; ():
-            the hidden states after the final norm are.
-        combine: makes one row of these, for each row of a step; `None` if each is passed on.
+        layers: layers before which the residual stream is passed on; the number of layers stands for the end. () to
+            pass on the hidden states after the final norm.
+        combine: makes one row from these, for each row of a step; `None` if each is passed on.
     """
 
     def __init__(self, layers: Sequence[int] = (), combine: Callable[[list[Tensor]], Tensor] | None = None) -> None:

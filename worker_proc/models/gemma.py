@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text): scales of norms are stored as their distance to 1, and embeddings are multiplied."""
+"""Gemma 1, 2 and 3 (text): norm scales are stored as the difference from 1, and embeddings are scaled."""
 
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
     reject_unless(config, "use_bidirectional_attention", [is_computed_whole(facts), None])
     function = activation(config, "gelu_pytorch_tanh", GATED, key="hidden_activation")
-    # Gemma 1's `hidden_act` says "gelu", but its weights were made for the approximation by tanh.
+    # Gemma 1's `hidden_act` says "gelu", but its weights were trained with the tanh approximation.
     reject_unless(config, "hidden_act", ["gelu", function])
     is_tied = optional(config, "tie_word_embeddings", True)
     has_bias = optional(config, "attention_bias", False)
@@ -84,7 +84,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _embedding_factor(width: int, dtype: torch.dtype) -> float:
-    """Return the factor of the embeddings; as in the original, with the precision of the model."""
+    """Return the factor of the embeddings, rounded to the precision of the model as in the original."""
     return float(torch.tensor(width**0.5, dtype=dtype))
 
 
@@ -100,7 +100,7 @@ def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
     cap = config.get("attn_logit_softcapping", 50.0 if member == "Gemma2" else None)
     factor = float(optional(config, "query_pre_attn_scalar", 256)) ** -0.5
     windows = windows_of_layers(config, num_layers, window, every(period, num_layers))
-    # Without is_causal, half of the window is each way, as transformers reads it.
+    # Without is_causal, the window is divided into two halves, one on each side, as in transformers.
     cap = None if cap is None else float(cap)
     return [AttentionShape(*heads, factor, window, cap, is_causal=is_causal) for window in windows]
 

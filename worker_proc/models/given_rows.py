@@ -1,4 +1,4 @@
-"""Memory for the rows that a step's requests give in place of token embeddings. Knows no request."""
+"""Memory for rows that a step's requests provide instead of token embeddings. Knows no requests."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from octavo.worker_proc.device.stream import Stream
 
 
 class GivenRows:
-    """The rows of the step that is computed, at a fixed place: programs and graphs read them there.
+    """The given rows of the current step, at a fixed address, where programs and graphs read them.
 
     Args:
         max_rows: most rows of a step.
@@ -28,16 +28,16 @@ class GivenRows:
         self, max_rows: int, width: int, dtype: torch.dtype, device: torch.device, num_deeper: int = 0
     ) -> None:
         num_bytes = max_rows * width * dtype.itemsize
-        on_host = device.type == "cpu"  # where only the rows that are ever used take memory
+        on_host = device.type == "cpu"  # where rows take memory only once they are used
         memory_B = allocate(num_bytes) if on_host else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.rows_XD = memory_B[:num_bytes].view(dtype).view(max_rows, width)
         # Native programs pass rows on in float32.
         self.deeper_LXD = torch.zeros(
             num_deeper, max_rows, width, dtype=torch.float32 if on_host else dtype, device=device
         )
-        """Zeros where no row is given."""
+        """Further rows of each layer; zeros where no row is given."""
         self._deeper: list[slice] = []
-        """Rows of `deeper_LXD` that are not zeros."""
+        """Rows of `deeper_LXD` that are not zero."""
 
     @property
     def num_bytes(self) -> int:
@@ -45,11 +45,11 @@ class GivenRows:
         return self.rows_XD.nbytes + self.deeper_LXD.nbytes
 
     def replace(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor:
-        """Return the rows of `x`, or where the token id says so those that are given."""
+        """Return the rows of `x_TD`, replaced by given rows where the token id is `GIVEN`."""
         return take_given_rows(x_TD, token_ids_T, self.rows_XD)
 
     def put(self, given: GivenInputs | None) -> None:
-        """Take the rows of the next step, on the host; `None` if it has none."""
+        """Set the given rows of the next step, on the host; `None` if it has none."""
         self._clear_deeper()
         if given is None:
             return
@@ -59,7 +59,7 @@ class GivenRows:
         self._take_media(given.media)
 
     def send(self, given: GivenInputs | None, stream: Stream) -> None:
-        """Copy the rows of the next step to the device, after the work before; `None` if it has none."""
+        """Copy the given rows of the next step to the device, after earlier work; `None` if it has none."""
         self._clear_deeper()
         if given is None:
             return

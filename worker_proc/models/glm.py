@@ -1,4 +1,4 @@
-"""GLM-4: half of each head rotates, in pairs of neighbours; the later version has norms after its blocks too."""
+"""GLM-4: half of each head rotates, in pairs of neighbours; the later version also has norms after its blocks."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts

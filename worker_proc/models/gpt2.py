@@ -25,7 +25,7 @@ class DecoderLayer:
         name = f"h.{index}"
 
         def linear(part: str, inputs: int, outputs: int) -> Linear:
-            # The checkpoint keeps its weights as inputs by outputs.
+            # The checkpoint stores weights as (inputs, outputs).
             return Linear.new(parameters, f"{name}.{part}", inputs, outputs, bias=True, is_transposed=True)
 
         self.index = index

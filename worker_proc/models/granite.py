@@ -28,7 +28,7 @@ EXPERT_NAMES = ExpertNames(
 
 
 class Factors(TypedDict):
-    """Multiplies the parts of a decoder; arguments of `prenorm_decoder`."""
+    """Factors of the parts of a decoder: arguments of `prenorm_decoder`."""
 
     after_embedding: Callable[[Tensor], Tensor]
     after_block: Callable[[Tensor], Tensor]

@@ -1,7 +1,7 @@
-"""Reading `config.json`: values of the right type, or an error that names the key. Knows no architecture.
+"""Reads `config.json`: values of the right type, or an error that names the key. Knows no architecture.
 
-A model is built from a `CheckedConfig`, which remembers what was read. A key that nobody read and that is not known to
-be harmless describes a feature that would be missing, so it is an error.
+A model is built from a `CheckedConfig`, which records the keys that were read. A key that was not read, and is not
+known to be harmless, describes a feature that would be missing, so it is an error.
 """
 
 import math
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 class CheckedConfig(dict[str, Any]):
-    """A `config.json` that remembers which of its keys were looked up."""
+    """A `config.json` that records which of its keys were looked up."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -37,9 +37,9 @@ class CheckedConfig(dict[str, Any]):
         return super().__contains__(key)
 
     def reject_unread(self, architecture: str, *, section: str = "") -> None:
-        """Raise `ConfigError` if a key other than null was neither looked up nor is known to be harmless.
+        """Raise `ConfigError` for a key with a value that was neither looked up nor is known to be harmless.
 
-        `section`: the key of `config.json` that this is the value of; empty: it is all of the file.
+        `section`: key of `config.json` whose value this is; empty for the complete file.
         """
         known = self._read | READ_ELSEWHERE | HARMLESS
         unread = sorted(key for key, value in self.items() if value is not None and key not in known)
@@ -80,7 +80,7 @@ def limits(config: Mapping[str, Any], key: str, default: tuple[float, float]) ->
     """Return the two numbers of `config[key]`, or `default` where the key is missing or null. They may be infinite.
 
     Raises:
-        ConfigError: the value is something else.
+        ConfigError: the value is not a pair of numbers.
     """
     value = config.get(key)
     if value is None:
@@ -93,7 +93,7 @@ def limits(config: Mapping[str, Any], key: str, default: tuple[float, float]) ->
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, Mapping):  # as transformers writes numbers that JSON does not have
+    if isinstance(value, Mapping):  # transformers' form of numbers that JSON lacks
         value = {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value.get("__float__")))
     return value if type(value) in (int, float) else None
 
@@ -106,7 +106,7 @@ def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any])
 
 
 def ignore(config: Mapping[str, Any], *keys: str) -> None:
-    """Declare keys that change nothing in this architecture, or in this configuration of it."""
+    """Mark keys as read that have no effect in this architecture, or in this configuration of it."""
     for key in keys:
         config.get(key)
 
@@ -126,13 +126,13 @@ def window_of_all_layers(config: Mapping[str, Any]) -> int | None:
 def windows_of_layers(
     config: Mapping[str, Any], num_layers: int, window: int | None, implied: Sequence[str]
 ) -> list[int | None]:
-    """Return the sliding window of each layer, None for full attention, as `layer_types` says.
+    """Return the sliding window of each layer as `layer_types` says, `None` for full attention.
 
     Args:
         config: model configuration.
         num_layers: number of layers of the model.
         window: window of the layers that have one.
-        implied: the types of the layers if `layer_types` is missing.
+        implied: types of the layers if `layer_types` is missing.
 
     Raises:
         ConfigError: the types contradict the number of layers or the window, or a type is not supported.
@@ -157,8 +157,8 @@ def types_of_layers(
     Args:
         config: model configuration.
         num_layers: number of layers of the model.
-        supported: types.
-        implied: the types of the layers if the key is missing.
+        supported: supported types.
+        implied: types of the layers if the key is missing.
         key: configuration key of the types.
         other_names: other names of the types.
 

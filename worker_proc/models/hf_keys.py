@@ -41,5 +41,4 @@ READ_ELSEWHERE = frozenset(_FACTS.split())
 """Keys that `octavo.frontend.model_files` reads for all models, in `facts` and `pooling`."""
 
 HARMLESS = frozenset((_IDENTITY + _TRAINING + _OUTPUTS + _SAMPLING).split())
-"""Keys that change nothing about what is computed for a prompt. Defaults of sampling are read from
-generation_config.json."""
+"""Keys that do not affect what is computed for a prompt. Sampling defaults are read from generation_config.json."""

@@ -1,4 +1,4 @@
-"""The weight of one linear layer, from the tensors of a checkpoint to its packed form. Multiplies nothing."""
+"""The weight of one linear layer, from the tensors of a checkpoint to its packed form. Computes no products."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -26,7 +26,7 @@ class QuantizedMatrix(Protocol):
         """Return the values in float32."""
 
     def quantized(self) -> QuantizedWeight | None:
-        """Return the levels and scales; `None` if the part that is here has values only."""
+        """Return the levels and scales; `None` if this rank's part has only values."""
 
     def part(self, shard: Shard) -> "QuantizedMatrix":
         """Return the part that a rank holds.
@@ -39,16 +39,16 @@ class QuantizedMatrix(Protocol):
 class LinearWeight:
     """A weight that stacks one or several weights of the checkpoint, and its bias.
 
-    Until `pack` it keeps the tensors of the checkpoint, in most cases views of a mapped file. `StreamedPacking` packs
-    it when it has all of them, so that copies of rows in another order are in memory for one layer only.
+    Until `pack` it keeps the tensors of the checkpoint, in most cases views of a mapped file. `StreamedPacking` packs a
+    weight once all its tensors have arrived, so that reordered copies of rows are in memory for one layer only.
 
     Args:
         name: name of the layer.
-        parts: the checkpoint's names of the weights, and the outputs of each.
+        parts: checkpoint names of the stacked weights, and the number of outputs of each.
         num_inputs: number of inputs of all parts.
         dtype: type of the layer; the checkpoint may have another one.
         device: device of the layer.
-        bias_O: filled by the owner of the parameters.
+        bias_O: bias, filled by the owner of the parameters.
         shared_OI: weight that another layer owns and fills (a tied embedding); `None` if the layer has its own.
     """
 
@@ -74,13 +74,13 @@ class LinearWeight:
         self.exchange: Callable[[Tensor], Tensor] | None = None
         """Combines the products of all ranks, if each of them holds a part of the weight."""
         self.input_sharding: Sharding | None = None
-        """The ranks that divide the inputs, be it only one; `None` if inputs of such a weight are never divided."""
+        """How ranks, possibly just one, divide the inputs; `None` if inputs of such a weight are never divided."""
         self.whole_outputs = self.num_outputs
         """Number of outputs of all ranks that divide them."""
         self.is_quantizable = True
-        """False: the packed form holds floats in any case."""
+        """Whether the weight may be quantized; False: its packed form always holds floats."""
         self.is_grouped = False
-        """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with others."""
+        """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with other weights."""
         self.stored: str | None = None
         """Stored format in the checkpoint, for the log; `None` if it is not quantized or was not requested."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
@@ -93,17 +93,17 @@ class LinearWeight:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it has its packed form."""
+        """Whether it has been packed."""
         return self._packed is not None
 
     @property
     def has_quantized_parts(self) -> bool:
-        """Whether it was given a quantized matrix, and is not packed yet."""
+        """Whether it holds a quantized matrix and is not packed yet."""
         return any(not isinstance(values, Tensor) for values in self._values.values())
 
     @property
     def tensor_names(self) -> set[str]:
-        """The names of the tensors that fill it and no other layer."""
+        """Names of the tensors that fill this layer and no other."""
         if self._is_shared:
             return set()
         kinds = ("weight",) if self._bias_O is None else ("weight", "bias")
@@ -111,7 +111,7 @@ class LinearWeight:
 
     @property
     def packed(self) -> PackedLinear:
-        """The packed form; only after `pack`, and until `give_up_packed`."""
+        """The packed form; available after `pack` and until `give_up_packed`."""
         assert self._packed is not None, f"the weight of {self.name} is not packed yet"
         return self._packed
 
@@ -124,19 +124,19 @@ class LinearWeight:
 
     @property
     def shared_name(self) -> str | None:
-        """The name of the tensor that it shares with another layer (a tied embedding); `None` if it has its own."""
+        """Name of the tensor that it shares with another layer (a tied embedding); `None` if it has its own."""
         return next(iter(self.parts)) if self._is_shared else None
 
     def give_up_packed(self) -> PackedLinear:
-        """Return the packed form, and forget it: nothing can be computed any more."""
+        """Return and drop the packed form: the layer can no longer compute."""
         packed, self._packed = self.packed, None
         return packed
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed form; before `pack`, of the dense one unless another layer owns it.
+        """Bytes of the packed form; before `pack`, bytes of the dense form unless another layer owns it.
 
-        A GPU multiplies with the dense one as it is.
+        A GPU multiplies with the dense form directly.
         """
         if self._packed is not None and isinstance(self._packed.product, SizedProduct):
             return self._packed.product.num_bytes
@@ -147,18 +147,18 @@ class LinearWeight:
         return self.num_outputs * self.num_inputs * self._dtype.itemsize
 
     def take(self, part: str, values_OI: Tensor | QuantizedMatrix) -> None:
-        """Keep the tensor of the checkpoint for a part; it must not change until `pack`."""
+        """Keep a checkpoint tensor for a part; the tensor must not change until `pack`."""
         self._values[part] = values_OI
 
     def dense(self) -> Tensor:
-        """Return the weight in the layer's dtype, shape OI; if no part was loaded, a tensor to write into."""
+        """Return the weight in the layer's type, shape OI. If no part was loaded, return a tensor to write into."""
         rows_OI = self._rows()
         if isinstance(rows_OI, StackedRows):
             rows_OI = self._dense_OI = rows_OI.whole()
         return rows_OI
 
     def _rows(self) -> Tensor | StackedRows:
-        """Return the weight; without copies of its parts, if all of them are tensors."""
+        """Return the weight, without copying its parts if all of them are tensors."""
         assert self._packed is None, f"the weight of {self.name} is packed"
         if self._dense_OI is None:
             parts = [self._values.get(part) for part in self.parts]
@@ -176,17 +176,17 @@ class LinearWeight:
 
         Args:
             packer: packer of the model.
-            keeps_quantized: pack quantized parts without converting them, if all parts are quantized in one form with
-                which the device multiplies. Otherwise they are dequantized.
+            keeps_quantized: whether to pack quantized parts without converting them, if all parts have one form that
+                the device can multiply with. Otherwise they are dequantized.
 
         Raises:
-            ConfigError: a quantized part has scales that the packed form cannot represent, or the products cannot have
-                the same bits on any number of ranks.
+            ConfigError: the packed form cannot represent the scales of a quantized part, or products would have
+                different bits on another number of ranks.
         """
         packed = self._pack_quantized(packer) if keeps_quantized and self.is_quantizable else None
         if packed is None:
             rows_OI = self._rows()
-            self._values.clear()  # so that the packer alone holds them, and frees them when it has their codes
+            self._values.clear()  # so that only the packer refers to them, and frees them once it has their codes
             packed = packer.pack(
                 rows_OI,
                 self._bias_O,
@@ -214,7 +214,7 @@ class LinearWeight:
         self.stored = " + ".join(dict.fromkeys(part.description for part in parts))
         if len(parts) < len(matrices) or not have_one_form(parts):
             return None
-        # Ranks that divide the inputs have values only (`StoredMatrix.quantized`), and one rank must have their bits.
+        # Ranks that divide the inputs have only values (`StoredMatrix.quantized`), and one rank must have their bits.
         if packer.is_tp_invariant and self.input_sharding is not None and parts[0].order_I is not None:
             return None
         return packer.pack_quantized(concatenate(parts), self._bias_O, dtype=self._dtype, is_grouped=self.is_grouped)

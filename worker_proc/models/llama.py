@@ -1,4 +1,4 @@
-"""The Llama family: one decoder with small differences, which are all here."""
+"""The Llama family: one decoder with small differences, all of which are in this file."""
 
 from collections.abc import Sequence
 
@@ -113,7 +113,7 @@ def _rules(facts: ModelFacts, member: str, placement: Placement) -> list[Rule]:
 
 
 def _rotates(facts: ModelFacts, member: str) -> list[bool]:
-    """Return which layers rotate queries and keys: all, or in a SmolLM3 by default all but every fourth."""
+    """Return which layers rotate queries and keys: all, or for SmolLM3 by default all but every fourth."""
     for key in ("use_mrope", "rope_interleaved"):
         reject_unless(facts.hf_config, key, [False, None])
     if member != "SmolLM3":
@@ -134,7 +134,7 @@ def _windows(facts: ModelFacts, member: str, rotates: list[bool]) -> list[int | 
     if member not in ("Qwen2", "Qwen3", "SmolLM3"):
         return windows_of_layers(config, num_layers, None, full)
     window, first = config.get("sliding_window"), optional(config, "max_window_layers", 28)
-    if not optional(config, "use_sliding_window", False):  # published configurations name a window all the same
+    if not optional(config, "use_sliding_window", False):  # published configurations contain a window even so
         return windows_of_layers(config, num_layers, None, full)
     implied = full[:first] + sliding[first:]
     if member == "SmolLM3":

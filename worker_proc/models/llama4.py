@@ -39,7 +39,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     query_scale = _query_scale(facts)
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, chunk, is_chunked=chunk is not None) for chunk in chunks]
-    # The weight of the only expert is 1. Logits choose it: sigmoids near 1 would not tell them apart.
+    # The weight of the only expert is 1. Logits select it: sigmoids close to 1 would be equal.
     rule = routing_rule(num_experts(config), 1)
     input_rule = routing_rule(rule.num_experts, 1, score="sigmoid", is_normalized=False)
     rules = [
@@ -58,7 +58,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             rotary=0 if rotates[index] else None,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            # Before the rotation, which changes no length.
+            # Before the rotation, which does not change lengths.
             qk_norm=unweighted_norm(parameters, facts.head_dim, eps) if has_norm and rotates[index] else None,
             has_query_scale=query_scale is not None and not rotates[index],
         )
@@ -79,7 +79,7 @@ def _rotates(facts: ModelFacts) -> list[bool]:
     """Return which layers rotate queries and keys; by default all but every fourth."""
     config, num_layers = facts.hf_config, facts.num_layers
     period = optional(config, "no_rope_layer_interval", 4)
-    given: list[int] = optional(config, "no_rope_layers", [])  # 1: the layer rotates, in spite of the name
+    given: list[int] = optional(config, "no_rope_layers", [])  # 1 means that the layer rotates, in spite of the name
     rotates = given or [int((layer + 1) % period != 0) for layer in range(num_layers)]
     if len(rotates) < num_layers:
         raise ConfigError(f"config.json: {len(rotates)} 'no_rope_layers' for {num_layers} layers")
@@ -95,7 +95,7 @@ def _moe_layers(facts: ModelFacts) -> frozenset[int]:
 
 
 def _chunks(facts: ModelFacts, rotates: list[bool]) -> list[int | None]:
-    """Return the positions of a chunk in each layer; `None` if the layer attends to all."""
+    """Return the size of a chunk of positions in each layer; `None` if the layer attends to all positions."""
     config = facts.hf_config
     chunk = config.get("attention_chunk_size", 8192)
     is_chunked = [is_rotated and chunk is not None for is_rotated in rotates]
@@ -107,7 +107,7 @@ def _chunks(facts: ModelFacts, rotates: list[bool]) -> list[int | None]:
 
 
 def _has_norm(facts: ModelFacts, rotary: Rotary) -> bool:
-    """Return whether heads of queries and keys that are rotated are normalized."""
+    """Return whether rotated heads of queries and keys are normalized."""
     has_norm = optional(facts.hf_config, "use_qk_norm", True)
     if has_norm and rotary.magnitude != 1.0:
         raise ConfigError(
@@ -119,7 +119,7 @@ def _has_norm(facts: ModelFacts, rotary: Rotary) -> bool:
 
 
 def _query_scale(facts: ModelFacts) -> QueryScale | None:
-    """Return the factors of queries that are not rotated; published configurations have the number 4 for true."""
+    """Return the factors of unrotated queries; published configurations write the number 4 for true."""
     floor, factor = optional(facts.hf_config, "floor_scale", 8192), optional(facts.hf_config, "attn_scale", 0.1)
     if not facts.hf_config.get("attn_temperature_tuning", True):
         return None

@@ -70,7 +70,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 def _check(facts: ModelFacts, num_heads: int) -> None:
     """Reject contradictory or unsupported values, and mark keys without effect as read.
 
-    `num_heads`: of the whole model.
+    `num_heads`: number of heads of the undivided model.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     expansion = optional(config, "expand", 2)
@@ -85,6 +85,6 @@ def _check(facts: ModelFacts, num_heads: int) -> None:
     reject_unless(config, "rms_norm", [True])
     ignore(config, "norm_before_gate", "intermediate_size")  # in published files, and never read by transformers
     ignore(config, "num_heads")  # in the facts
-    # Sums are in float32; chunks are a matter of speed; the others are about training.
+    # Sums are in float32; chunks affect only speed; the others concern training.
     ignore(config, "residual_in_fp32", "chunk_size", "rescale_prenorm_residual")
     ignore(config, "time_step_rank", "time_step_min", "time_step_max", "time_step_floor")

@@ -91,7 +91,7 @@ def _shapes(facts: ModelFacts) -> list[AttentionShape]:
 
 
 def _rotaries(facts: ModelFacts) -> list[Rotary]:
-    """Return the angles of layers with full attention, and of those with a window."""
+    """Return the angles of layers with full attention, then those of layers with a window."""
     config = facts.hf_config
     reject_unless(config, "position_embedding_type", ["absolute", "sans_pos", "rope", None])  # a relic; never read
     thetas = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}

@@ -1,4 +1,4 @@
-"""Nemotron-H: every layer is one block: a state-space block, attention, an mlp or a mixture of experts."""
+"""Nemotron-H: every layer is a single block: a state-space block, attention, an mlp or a mixture of experts."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     sizes = whole.of_rank(placement.sharding.size)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
     has_bias, has_conv_bias = optional(config, "use_bias", False), optional(config, "use_conv_bias", True)
-    # As in transformers, which limits steps from below by this key and not by `time_step_limit`.
+    # As in transformers, this key limits steps from below, not `time_step_limit`.
     dt_limits = optional(config, "time_step_min", 0.001), math.inf
     _reject_other_blocks(facts, placement)
     ignored = [r"^mtp\."] + ([r"^lm_head\.weight$"] if is_tied else [])
@@ -167,7 +167,7 @@ def _reject_other_blocks(facts: ModelFacts, placement: Placement) -> None:
     reject_unless(config, "num_query_groups", [num_kv_heads, None])
     reject_unless(config, "sliding_window", [None])
     reject_unless(config, "mamba_ssm_cache_dtype", ["float32", None])
-    # About layers that predict further tokens, about the order of computation, and about training.
+    # They concern layers that predict further tokens, the order of computation, and training.
     ignore(
         config,
         "num_nextn_predict_layers",

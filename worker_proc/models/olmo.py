@@ -78,7 +78,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _rotaries(facts: ModelFacts) -> list[Rotary]:
-    """Return the angles of layers with full attention, and of those with a window, which no scaling stretches."""
+    """Return the angles of layers with full attention, then those of layers with a window, which are not scaled."""
     config = facts.hf_config
     make = partial(rotary_from_config, head_dim=facts.head_dim, default_theta=500000.0)
     rope: dict[str, Any] = optional(config, "rope_parameters", {})

@@ -1,4 +1,4 @@
-"""OLMoE: a mixture of experts in every layer, and norms of all query and key heads of a row together."""
+"""OLMoE: a mixture of experts in every layer, and norms over all query and key heads of a row."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts

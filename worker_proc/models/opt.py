@@ -19,7 +19,7 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 _POSITION_OFFSET = 2
-"""The table of positions starts with two rows that no position uses."""
+"""The position table starts with two unused rows."""
 _EPS = 1e-5
 
 
@@ -30,9 +30,9 @@ class OPTConfig:
     hidden_size: int
     mlp_size: int
     embedding_size: int
-    """Projected to and from `hidden_size` if it differs (the 350M model)."""
+    """Width of the embeddings, which are projected to and from `hidden_size` if it differs (the 350M model)."""
     norms_before: bool
-    """Norms come before attention and mlp; otherwise after (the 350M model)."""
+    """Whether norms come before attention and mlp; otherwise after (the 350M model)."""
     has_final_norm: bool
     has_bias: bool
 

@@ -16,7 +16,7 @@ Upload: TypeAlias = Callable[[npt.NDArray[np.float32]], Tensor]
 
 
 class ItemEncoder(ABC):
-    """Makes rows of prompts of items, one at a time, with operations that no native program has.
+    """Encodes items to prompt rows, one at a time, with operations that native programs lack.
 
     Args:
         parameters: parameters of all parts.
@@ -37,7 +37,7 @@ class ItemEncoder(ABC):
 
     @abstractmethod
     def encode(self, tensors: Mapping[str, MediaTensor], upload: Upload) -> Tensor:
-        """Return the rows of the prompt of an item, shape RD. Runs under `torch.inference_mode()`.
+        """Return the prompt rows of an item, shape RD. Runs under `torch.inference_mode()`.
 
         Args:
             tensors: tensors of the item.

@@ -111,7 +111,7 @@ class ClipConfig:
 
         Args:
             pixels_CHW: pixels of the tower's size.
-            first: position from which on results are rows of the prompt.
+            first: first position whose result is a prompt row.
 
         Raises:
             ProtocolError: the image has another size.

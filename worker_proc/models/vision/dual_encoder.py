@@ -25,15 +25,15 @@ from octavo.worker_proc.models.vision.tower import Floats, Patches, TowerSpec
 from octavo.worker_proc.pooling.heads import Dense, HeadNorm, PoolingHead
 
 _UNUSED = ("add_cross_attention", "tie_word_embeddings")
-"""Keys of older files."""
+"""Unused keys of older files."""
 
 
 @dataclass(slots=True, eq=False)
 class AttentionPool:
     """Attention of one learned query over the patches, and an mlp: SigLIP. In float32 on the host.
 
-    The query is the same for all images. So the scores are products with one vector for each head, and values are
-    computed after the weighted sum, of one row for each head instead of one for each patch.
+    The query is the same for all images. So scores are products with one vector per head, and values are computed after
+    the weighted sum: for one row per head instead of one per patch.
     """
 
     num_heads: int
@@ -70,7 +70,7 @@ class AttentionPool:
         )
 
     def prepare(self) -> None:
-        """Read the weights; called before the first image."""
+        """Read the weights. Called before the first image."""
         for layer in (self.out, self.norm, self.fc1, self.fc2):
             layer.prepare()
         probe, in_weight, in_bias = (x.detach().cpu().numpy() for x in (self.probe, self.in_weight, self.in_bias))
@@ -79,7 +79,7 @@ class AttentionPool:
         query_D = query_DD @ probe.ravel() + query_bias_D
         head_dim = len(query_D) // self.num_heads
         queries_HK = query_D.reshape(self.num_heads, head_dim) * np.float32(head_dim**-0.5)
-        # The bias of keys adds the same to the scores of all patches.
+        # The bias of keys adds the same number to the scores of all patches.
         keys_HKD = key_DD.reshape(self.num_heads, head_dim, -1)
         self._queries_HD = np.matmul(queries_HK[:, None], keys_HKD)[:, 0]
         self._values_HKD = value_DD.reshape(self.num_heads, head_dim, -1)

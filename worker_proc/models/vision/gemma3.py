@@ -1,4 +1,4 @@
-"""Gemma 3: the patches of a SigLIP tower; the mean of each square of its results is a row of the prompt."""
+"""Gemma 3: a SigLIP tower; the mean of each square of its results is a prompt row."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -38,7 +38,7 @@ class Gemma3Tower(VisionTower):
 
     clip: ClipConfig
     side: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`; an image with crops (pan and scan) has one sequence per crop."""

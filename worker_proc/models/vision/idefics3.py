@@ -45,7 +45,7 @@ class Idefics3Tower(VisionTower):
 
     clip: ClipConfig
     scale: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: one sequence per tile or frame, its patches square by square."""
@@ -64,9 +64,9 @@ class Idefics3Tower(VisionTower):
         ]
 
     def _positions(self, side: int) -> Ints:
-        """Return the row of the table of positions of each patch of a tile with so many on each side.
+        """Return the position-table row of each patch of a tile with `side` patches on each side.
 
-        The table is that of another resolution; fractions are compared in float32, as the model was trained.
+        The table has another resolution; fractions are compared in float32, as in training.
         """
         whole = self.clip.side
         boundaries = torch.arange(1 / whole, 1.0, 1 / whole)

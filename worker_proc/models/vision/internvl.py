@@ -57,7 +57,7 @@ class InternTower(VisionTower):
 
     clip: ClipConfig
     side: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: one sequence per tile; the first result is the class token's."""
@@ -70,11 +70,11 @@ class InternTower(VisionTower):
 
 
 class LayerScale:
-    """Multiplies the rows of a linear layer by factors, which are a tensor of their own in checkpoints.
+    """Multiplies the rows of a linear layer by factors, which are a separate tensor in checkpoints.
 
     Args:
         names: names of the model.
-        factors: name of that tensor, without prefix.
+        factors: name of the factor tensor, without prefix.
         layer: name of the layer in checkpoints.
         own: its name in the model.
     """
@@ -190,7 +190,7 @@ def _norm(parameters: Parameters, clip: ClipConfig, kind: str) -> Callable[[str]
 
 
 def _flat_table(name: str, values: Values) -> Iterator[tuple[str, Values]]:
-    """Make the table of positions, which has one dimension too many, a matrix."""
+    """Reshape the position table to a matrix; it has one dimension too many."""
     is_table = isinstance(values, Tensor) and name == "position_embedding.weight" and values.ndim > 2
     yield name, values.flatten(0, 1) if is_table and isinstance(values, Tensor) else values
 

@@ -64,9 +64,9 @@ class Llama4Tower(VisionTower):
 
     clip: ClipConfig
     merge_size: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
     angles: tuple[Floats, Floats]
-    """Cosines and sines of the patches of a tile, and of the class token behind them."""
+    """Cosines and sines of the patches of a tile, followed by those of the class token."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: one sequence per tile, square by square, followed by the class token."""
@@ -84,7 +84,7 @@ class Llama4Tower(VisionTower):
 
 
 class _Embedding:
-    """Patches through a linear layer, plus positions, of which the last one has the class token; normalized."""
+    """Patches through a linear layer, plus positions, then a norm. The last position is the class token's."""
 
     def __init__(self, parameters: Parameters, clip: ClipConfig) -> None:
         self._patch = Linear.new(parameters, "patch_embedding", clip.patch_width, clip.width, bias=False)
@@ -102,7 +102,7 @@ class _Embedding:
 
 
 class _Projector:
-    """The adapter's two layers over a square of results, each with an activation, and the one to the prompt."""
+    """The adapter's two layers over a square of results, each with an activation, and the projection to the prompt."""
 
     def __init__(self, parameters: Parameters, inputs: int, inner: int, outputs: int) -> None:
         self._first = Linear.new(parameters, "adapter.fc1", inputs, inner, bias=False)
@@ -149,7 +149,7 @@ def build(spec: TowerSpec) -> Llama4Tower:
 
 
 def _projector_sizes(section: CheckedConfig, clip: ClipConfig) -> tuple[int, int]:
-    """Return the patches on each side of a square, and the width of the adapter.
+    """Return the number of patches on each side of a square, and the width of the adapter.
 
     Raises:
         ConfigError: sizes contradict each other.
@@ -196,9 +196,9 @@ def _layer(parameters: Parameters, index: int, clip: ClipConfig) -> PreNormLayer
 
 
 def _angles(side: int, head_dim: int, theta: float) -> tuple[Floats, Floats]:
-    """Return the tables of a tile: half of the pairs turn with the column, the others with the row, both from 1."""
+    """Return the tables of a tile: half of the pairs rotate by the column, the others by the row, both from 1."""
     places = torch.arange(side * side)
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim // 2, 2, dtype=torch.float32) / (head_dim // 2))
     angles = torch.cat([((one + 1)[:, None] * frequencies) for one in (places % side, places // side)], dim=1)
-    angles = torch.cat([angles, torch.zeros(1, head_dim // 2)])  # the class token does not turn
+    angles = torch.cat([angles, torch.zeros(1, head_dim // 2)])  # the class token is not rotated
     return angles.cos().numpy(), angles.sin().numpy()

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: the patches of a CLIP or SigLIP tower, each through two linear layers, are rows of the prompt."""
+"""LLaVA-1.5: a CLIP or SigLIP tower; each patch becomes a prompt row through two linear layers."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ class LlavaTower(VisionTower):
 
     clip: ClipConfig
     first: int
-    """Position from which on results are rows of the prompt: 1 leaves the class token out."""
+    """First position whose result is a prompt row; 1 leaves out the class token."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`."""

@@ -17,7 +17,7 @@ Size = tuple[int, int]
 """Height and width."""
 FRAMES = "pixel_values_videos"
 _MAX_STRETCH = 1.1
-"""An image with fewer times as many rows, on each side, as the limit asks for keeps them all."""
+"""An image that exceeds the limit by less than this factor, on each side, keeps all rows."""
 
 
 class TiledTower(LlavaTower):
@@ -25,9 +25,9 @@ class TiledTower(LlavaTower):
 
     newline_D: Tensor
     sizes: Sequence[Size]
-    """Sizes in pixels that images are brought to, whole numbers of tiles each."""
+    """Sizes in pixels that images are resized to; each is a whole number of tiles."""
     max_tiles: int
-    """Rows of more tiles are interpolated; 0: no limit."""
+    """Rows of more than this many tiles are interpolated; 0: no limit."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: one sequence for the overview and one per tile; or one per frame."""
@@ -57,7 +57,7 @@ class TiledTower(LlavaTower):
         return torch.cat([overview_RD, torch.cat([inner, newlines], dim=1).flatten(0, 1)])
 
     def _arrange_frames(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """Return fewer rows of each frame, and the learned row behind the last frame of a video."""
+        """Return fewer rows of each frame, and the learned row after the last frame of a video."""
         is_last = array_of(tensors, "is_last", np.int64, 1)
         side = self.clip.side
         if len(rows_RD) != len(is_last) * side**2:
@@ -69,7 +69,7 @@ class TiledTower(LlavaTower):
         return torch.cat([*parts, *[self.newline_D.to(rows_RD.dtype)[None]] * int(is_last[-1])])
 
     def _limited(self, rows: Tensor) -> Tensor:
-        """Return rows that lie on a plane, shape (height, width, D), or fewer that are interpolated between them."""
+        """Return the rows of a plane, shape (height, width, D), interpolated to fewer rows if they exceed the limit."""
         if not self.max_tiles:
             return rows
         height, width, _ = rows.shape
@@ -86,7 +86,7 @@ def _interpolated(rows: Tensor, size: Size) -> Tensor:
 
 
 def best_size(size: Size, sizes: Sequence[Size]) -> Size:
-    """Return the size that shows most of an image's pixels, with the smallest margins; the first of equal ones."""
+    """Return the size that shows the most pixels of an image, with the smallest margins; the first one of equals."""
 
     def merits(one: Size) -> tuple[int, int]:
         scale = min(one[1] / size[1], one[0] / size[0])

@@ -38,7 +38,7 @@ from octavo.worker_proc.models.vision.tower import (
 
 EMBEDDING = "embed_tokens_extend."
 _SQUARE = 4
-"""Patches that are a row of the prompt."""
+"""Number of patches of a square, which becomes a prompt row."""
 _DEFAULTS = {
     **SIGLIP_DEFAULTS,
     "hidden_size": 1152,
@@ -82,7 +82,7 @@ class Phi4Tower(VisionTower):
         return found
 
     def _sequence(self, tile_CHW: Floats, height: int, width: int) -> Patches:
-        """Return the patches that rows are made of: squares in order. Nobody attends to those that show a margin."""
+        """Return the patches in order of squares. Patches that show a margin are not attended to."""
         side = self.clip.side
         order_T = order_by_square(side, 2)
         rows_T, columns_T = order_T // side, order_T % side
@@ -121,7 +121,7 @@ class Phi4Tower(VisionTower):
 
 
 def _shown(mask: Floats) -> tuple[int, int]:
-    """Return the rows and columns of the patches of a tile that show the image; the others are a margin.
+    """Return the numbers of patch rows and columns of a tile that show the image; the others are a margin.
 
     Raises:
         ProtocolError: the mask is not a rectangle at the top left.
@@ -133,14 +133,14 @@ def _shown(mask: Floats) -> tuple[int, int]:
 
 
 def _ended(lines: Tensor, end_D: Tensor) -> Tensor:
-    """Return the rows of lines, with one more behind each."""
+    """Return the rows of lines, with one more row after each line."""
     return torch.cat([lines, end_D.expand(len(lines), 1, -1)], dim=1).flatten(0, 1)
 
 
 def places_in(whole: int, num_shown: int) -> Ints:
-    """Return the places of patches on one axis, in a table of positions of `whole` places.
+    """Return the indices of patches on one axis of a position table with `whole` entries.
 
-    Fractions are compared in float32, as the model was trained.
+    Fractions are compared in float32, as in training.
     """
     boundaries = torch.arange(1 / whole, 1.0, 1 / whole)
     fractions = torch.arange(num_shown, dtype=torch.float32) * (1.0 / torch.tensor(num_shown))

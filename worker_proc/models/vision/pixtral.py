@@ -84,7 +84,7 @@ class PixtralConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
         return self.width // self.num_heads
 
 
@@ -93,7 +93,7 @@ class PixtralTower(VisionTower):
 
     own: PixtralConfig
     merge_size: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
     rotaries: tuple[Rotary, Rotary]
     """Rotary angles of a patch's row and of its column: a quarter of a head's dimensions each."""
 

@@ -30,7 +30,7 @@ class WindowedTower(QwenTower):
     """The tower with its projector."""
 
     window: int
-    """Squares on each side of a window."""
+    """Number of squares on each side of a window."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: the squares of a frame are ordered by window."""
@@ -56,14 +56,16 @@ class WindowedTower(QwenTower):
 
 
 def squares_by_window(rows: int, columns: int, side: int) -> tuple[Ints, Ints]:
-    """Return the squares of a grid window by window, and how many each window has; those at the edges are smaller."""
+    """Return the squares of a grid window by window, and the number of squares of each window; edge windows are
+    smaller."""
     places_2S = np.indices((rows, columns)).reshape(2, -1) // side
     windows_S = places_2S[0] * -(-columns // side) + places_2S[1]
     return np.argsort(windows_S, kind="stable"), np.bincount(windows_S)
 
 
 def _read(section: Mapping[str, Any], spec: TowerSpec) -> tuple[QwenVisionConfig, int, set[int]]:
-    """Return the sizes in `vision_config`, squares on each side of a window, and the layers without windows.
+    """Return the sizes in `vision_config`, the number of squares on each side of a window, and the layers without
+    windows.
 
     Raises:
         ConfigError: a value is not supported.

@@ -37,7 +37,7 @@ class Qwen3Tower(QwenTower):
     _host_table_LD: Floats | None = None
 
     def _table(self) -> Floats:
-        """Return the table of positions on the host."""
+        """Return the position table on the host."""
         if self._host_table_LD is None:
             self._host_table_LD = self.positions_LD.float().cpu().numpy()
         return self._host_table_LD

@@ -62,9 +62,9 @@ class QwenVisionConfig:
     num_layers: int
     num_heads: int
     patch_width: int
-    """Numbers of a patch, of all its frames."""
+    """Number of values of a patch, over all its frames."""
     merge_size: int
-    """Patches on each side of a square that is a row of the prompt."""
+    """Number of patches on each side of a square, which becomes a prompt row."""
     activation: str
     theta: float
     """Base of the rotary angles."""
@@ -101,7 +101,7 @@ class QwenVisionConfig:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Size of a head."""
         return self.width // self.num_heads
 
     @property
@@ -128,7 +128,7 @@ class QwenTower(VisionTower):
         return [Patches(frame_TP, np.zeros(num_patches, dtype=np.int64), all_T, angles) for frame_TP in frames]
 
     def angles_at(self, places_2T: Ints) -> tuple[Any, Any]:
-        """Return cosines and sines of patches at some rows and columns, each of shape TC."""
+        """Return cosines and sines of patches at the given rows and columns, each of shape TC."""
         self.rotary.prepare(int(places_2T.max()) + 1, torch.device("cpu"))
         rows, columns = (self.rotary.angles(torch.from_numpy(places_T)) for places_T in places_2T)
         cos, sin = (torch.cat(parts, dim=1).numpy() for parts in zip(rows, columns, strict=True))
@@ -136,7 +136,7 @@ class QwenTower(VisionTower):
 
 
 def patches_and_grid(tensors: Mapping[str, MediaTensor], merge_size: int) -> tuple[Any, list[int]]:
-    """Return the patches of an image or frames of a video, and how many frames, rows and columns of patches they are.
+    """Return the patches of an image or of a video's frames, and the numbers of frames, rows and columns of patches.
 
     Raises:
         ProtocolError: the patches do not form whole squares.
@@ -182,8 +182,8 @@ def assemble(
         kind: class of the tower.
         spec: what the model is built for.
         own: sizes of this rank's part.
-        norm: makes one of its width by its name.
-        mlp: makes that of a layer by its name.
+        norm: makes a norm, given its name.
+        mlp: makes the mlp of a layer, given its name.
         shapes: shapes of the attention of each layer.
         max_parts: see `VisionTower`.
 
@@ -261,5 +261,5 @@ def build(spec: TowerSpec) -> QwenTower:
 
 
 def _flat_patches(name: str, values: Values) -> Iterator[tuple[str, Values]]:
-    """Make the weight of a convolution over patches that of a linear layer."""
+    """Reshape the weight of a convolution over patches to that of a linear layer."""
     yield name, values.flatten(1) if isinstance(values, Tensor) and name == "patch_embed.weight" else values

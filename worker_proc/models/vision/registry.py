@@ -34,13 +34,13 @@ TOWERS = {
     "SiglipModel": "dual_encoder",
     "SmolVLMForConditionalGeneration": "idefics3",
 }
-"""The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""
+"""Modules of towers in `octavo.worker_proc.models.vision`, by architecture; a module's `build` makes the tower."""
 
 
 def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower | ItemEncoder]:
     """Make the towers of a model that reads media, by the kinds that they encode. Their parameters are uninitialized.
 
-    Images and video have the same one.
+    Images and videos share a tower.
 
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.

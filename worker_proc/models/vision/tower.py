@@ -78,8 +78,7 @@ class MergedProjection:
     its first layers (DeepStack)."""
     learned_XD: Tensor | None = None
     """Learned results, such as that of a line's end. `VisionTower.arrange` gets their prompt rows after those of an
-    item.
-    `None` if there are none."""
+    item. `None` if there are none."""
 
 
 class VisionTower(LayeredModel):

@@ -178,7 +178,7 @@ class StepGraphs:
         self._staged = Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
-        """Compute the hidden states of the staged step, with rows of the previous stage and for the next one, if any."""
+        """Compute the hidden states of the staged step, exchanging rows with neighbouring stages, if any."""
         num_rows = self._current.num_rows
         if self._stages is not None and not self._model.stage.is_first:
             self._stages.fetch(num_rows)

@@ -1,1 +1,1 @@
-"""Readers of quantized safetensors checkpoints, one file per format: from a layer's tensors to one matrix."""
+"""Readers of quantized safetensors checkpoints, one file per format: they combine a layer's tensors into one matrix."""

@@ -1,4 +1,4 @@
-"""Reads a quantized checkpoint: collects the tensors of each layer, and hands on one matrix under the plain name."""
+"""Reads a quantized checkpoint: collects the tensors of each layer, and yields one matrix under the plain name."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,7 +22,7 @@ class Format(Protocol):
     """Names and meaning of the tensors of a quantized layer."""
 
     markers: tuple[str, ...]
-    """Names behind that of the layer; a layer is quantized if it has one of them."""
+    """Suffixes of tensor names that mark a layer as quantized, if it has a tensor with one of them."""
     parts: tuple[str, ...]
     """All name suffixes of a quantized layer's tensors; tensors with other names are not part of the weight."""
 
@@ -46,7 +46,7 @@ class StackFormat(Protocol):
     """A format whose checkpoints may hold all experts of a layer in one tensor, with their scales in others."""
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return the name of the stack, and the part, of each tensor of a quantized stack.
+        """Return the stack's name and the part, for each tensor of a quantized stack.
 
         Args:
             names: names of all tensors of the checkpoint.
@@ -56,7 +56,7 @@ class StackFormat(Protocol):
         """Return a stack.
 
         Args:
-            name: its name in the checkpoint.
+            name: name of the stack in the checkpoint.
             tensors: tensors by part, each with the experts as first dimension.
 
         Raises:
@@ -72,7 +72,7 @@ def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Forma
         metadata: metadata of its files.
 
     Raises:
-        ConfigError: a field asks for something that octavo does not have.
+        ConfigError: a field requires a feature that octavo does not have.
     """
     match config.get("quant_method", "bitsandbytes"):
         case "gptq" | "gptq_marlin":
@@ -172,7 +172,7 @@ class Assembly:
         return layer if layer in self._stacks else f"{layer}.weight"
 
     def take(self, name: str, tensor: Tensor) -> tuple[str, Tensor | QuantizedMatrix] | None:
-        """Return a tensor, or the matrix of a layer whose last tensor it is; `None` if more of them follow.
+        """Return a tensor, or the matrix of a layer if this is the layer's last tensor; `None` if more of them follow.
 
         Raises:
             ConfigError: the tensors do not fit one another or the configuration.
@@ -192,7 +192,7 @@ class Assembly:
 
 def _plain(name: str, tensor: Tensor, names: Collection[str]) -> Tensor:
     is_weight = name.endswith(".weight") and tensor.ndim > 1
-    # Models take stacks of numbers under these names: without this, the error would be about the tensor of scales.
+    # Models accept unquantized stacks under these names: without this, the error would be about the tensor of scales.
     is_packed = tensor.dtype == torch.uint8 and f"{name}_weight_scale" in names
     if tensor.ndim > 2 and (is_packed or tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)):
         scales = sorted(other for other in names if other.startswith(f"{name}_") and "scale" in other)
@@ -217,15 +217,15 @@ def _plain(name: str, tensor: Tensor, names: Collection[str]) -> Tensor:
 def read_quantized(
     checkpoint: WeightFiles, config: Mapping[str, Any], wants: Callable[[str], bool]
 ) -> Iterator[tuple[str, Tensor | QuantizedMatrix, int]]:
-    """Yield the tensors and matrices that are wanted, with the bytes that were read for each.
+    """Yield the wanted tensors and matrices, with the bytes that were read for each.
 
     Args:
         checkpoint: files of the checkpoint.
         config: `quantization_config` of config.json.
-        wants: whether a tensor is needed, by its name without quantization.
+        wants: whether a tensor is needed, given its unquantized name.
 
     Raises:
-        ConfigError: a file is damaged, lacks tensors, or asks for something that octavo does not have.
+        ConfigError: a file is damaged or lacks tensors, or a feature is required that octavo does not have.
     """
     names, metadata = read_header(checkpoint)
     form = open_format(config, metadata)

@@ -6,7 +6,7 @@ auto_round,
 auto_round:gptqmodel    GPTQ's, zero points as they are
 auto_round:auto_awq     AWQ's
 
-Older releases have the name in `backend`, such as "auto_round:gptq:exllamav2". `extra_config` has layers with other
+Older releases have the name in `backend`, such as "auto_round:gptq:exllamav2". `extra_config` names layers with other
 settings, by name or pattern.
 """
 
@@ -25,7 +25,7 @@ from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
 _ACTIVATIONS = ("act_group_size", "act_data_type", "act_sym", "act_dynamic")
-"""These change nothing where activations have 16 bits (`act_bits`)."""
+"""Keys that have no effect if activations have 16 bits (`act_bits`)."""
 _PACKING = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptqmodel", "auto_round:auto_awq", "auto_round:awq")
 _OF_LAYER = (*("bits", "group_size", "sym", "data_type", "act_bits"), *_ACTIVATIONS, *AUTO_ROUND)
 
@@ -69,7 +69,7 @@ class AutoRound:
         return gptq.Settings.of({**own, **changes})
 
     def _chosen(self, layer: str) -> gptq.Settings | None:
-        """Return the settings of a layer: by its name, else by the first pattern that is found in it."""
+        """Return the settings of a layer: those under its name, or those of the first pattern that occurs in it."""
         if layer in self._settings_of:
             return self._settings_of[layer]
         return first_match(self._settings_of, layer, _is_found, self._settings)
@@ -106,10 +106,10 @@ def _is_found(pattern: str, layer: str) -> bool:
 
 
 def _packing(config: Mapping[str, Any]) -> str:
-    """Return how integers are packed.
+    """Return the packing of integers.
 
     Raises:
-        ConfigError: as octavo does not read.
+        ConfigError: octavo does not read this packing.
     """
     key = "packing_format" if config.get("packing_format") else "backend"
     ignore(config, "backend")
@@ -139,7 +139,7 @@ def _check_integers(config: Mapping[str, Any], section: str) -> None:
 
 
 def _flat(blocks: Any) -> tuple[str, ...]:
-    """Return the beginnings of names, up to a dot, that are listed, in lists of lists or with commas between them."""
+    """Return the listed name prefixes, each up to a dot, from lists of lists or comma-separated names."""
     if blocks is None:
         return ()
     if isinstance(blocks, str):

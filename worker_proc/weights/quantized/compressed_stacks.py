@@ -1,6 +1,6 @@
 """Stacks of experts in compressed-tensors: the tensors of all experts of a layer, with the experts as first dimension.
 
-They have either of two spellings:
+They have one of two spellings:
 
 experts.gate_up_proj.weight_packed  of a module that owns the stack, as llm-compressor packs experts again
 experts.gate_up_proj_packed         of a parameter; unpacked levels are `experts.gate_up_proj` itself
@@ -18,7 +18,7 @@ from octavo.worker_proc.parallel.sharding import Shard
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack
 
 _STACK = re.compile(r"(^|\.)experts\.[A-Za-z_][A-Za-z0-9_]*$")
-"""The name of a stack. Experts with tensors of their own have a number there."""
+"""Name of a stack. Experts with tensors of their own have an index in its place."""
 
 
 def places_in_stacks(names: Collection[str], parts: Collection[str]) -> dict[str, tuple[str, str]]:
@@ -26,7 +26,7 @@ def places_in_stacks(names: Collection[str], parts: Collection[str]) -> dict[str
 
     Args:
         names: names of all tensors of the checkpoint.
-        parts: all names behind that of a layer.
+        parts: all name suffixes of a layer's tensors.
     """
     spellings = {f"_{part.removeprefix('weight_')}": part for part in parts if part.startswith("weight_")}
     spellings |= {f"_{part}": part for part in parts if part.startswith("input_")}
@@ -51,7 +51,7 @@ def stack_of(
     Args:
         name: name of the stack.
         tensors: tensors by part.
-        matrix: makes one of a layer's name and its tensors.
+        matrix: makes a matrix from a layer's name and its tensors.
 
     Raises:
         ConfigError: a tensor has another number of experts or dimensions.
@@ -75,7 +75,7 @@ def _of_expert(name: str, tensors: Mapping[str, Tensor], expert: int, num_expert
     """Return the tensors of one expert, by part."""
     own = {}
     for part, tensor in tensors.items():
-        if part == "weight_shape":  # of the stack, or a row for each expert
+        if part == "weight_shape":  # of the stack, or one row per expert
             own[part] = (tensor[expert] if tensor.ndim == 2 else tensor)[-2:]
         elif tensor.numel() == 1 or (part == "weight_g_idx" and tensor.ndim == 1):
             own[part] = tensor

@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: groups of layers with a scheme each.
+"""compressed-tensors, as llm-compressor writes it: groups of layers, each with a quantization scheme.
 
 weight_packed      int32 (outputs, inputs * bits / 32), of integers plus 2 ** (bits - 1) (pack-quantized); or
                    uint8 (outputs, inputs / 2), of 4-bit floats (nvfp4- and mxfp4-pack-quantized)
@@ -58,7 +58,7 @@ class _Scheme:
     is_float: bool
     is_symmetric: bool
     group_size: int | None
-    """`None` if scales say it."""
+    """`None` if the scales determine it."""
     block: tuple[int, int] | None
     rows: RowType | None
 
@@ -76,7 +76,7 @@ class CompressedTensors:
         config = CheckedConfig(config)
         ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version")
         self._ignored: list[str] = optional(config, "ignore", [])
-        ignore(config, "run_compressed", "moe_sparsity_config")  # of a model whose other experts are gone
+        ignore(config, "run_compressed", "moe_sparsity_config")  # from a model whose other experts were removed
         ignore(config, "kv_cache_scheme")  # protocol/config/weight_format.py
         _check_format(config)
         sparsity: dict[str, Any] = optional(config, "sparsity_config", {})
@@ -89,7 +89,7 @@ class CompressedTensors:
         config.reject_unread("compressed-tensors", section=_SECTION)
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
-        """Return the scheme of a layer: of the group that has its name, or a pattern of it, or its class."""
+        """Return the scheme of a layer: that of the group which lists its name, a matching pattern, or its class."""
         for matches in (is_target, _is_class):
             for scheme in self._schemes:
                 if any(matches(layer, target) for target in scheme.targets):
@@ -188,7 +188,8 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
 
 
 def _rows(section: Mapping[str, Any]) -> RowType | None:
-    """Return how rows are to be quantized; `None` if the checkpoint does not say, or, as the log says, in vain."""
+    """Return how rows are quantized; `None` if the checkpoint does not say, or cannot be followed (then it is
+    logged)."""
     if not section:
         return None
     activations = CheckedConfig(section)

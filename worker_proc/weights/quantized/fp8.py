@@ -1,14 +1,14 @@
 """8-bit floats (e4m3) with scales per tensor, output or block: DeepSeek's format, and vLLM's and AutoFP8's "fp8".
 
 weight            float8_e4m3fn (outputs, inputs)
-weight_scale_inv  float32 or e8m0 (outputs / 128, inputs / 128), of blocks; it multiplies, whatever its name says
+weight_scale_inv  float32 or e8m0 (outputs / 128, inputs / 128), of blocks; a multiplier, in spite of its name
 weight_scale      float32, of the tensor (one number) or of outputs (outputs, 1)
 input_scale       float32, one number, where activations have a static scale; Transformers calls it activation_scale
 
 Transformers 5 saves the experts of a layer in stacks: `gate_up_proj` (experts, 2 * inner width, width), gates first,
 `gate_up_proj_scale_inv` (experts, blocks of outputs, blocks of inputs), and `gate_up_proj_activation_scale` (experts).
-Gates and ups have blocks of their own where a block would have outputs of both (the `min_sf_out` of its
-`integrations/finegrained_fp8.py`), and a scale each where scales are those of tensors.
+Gates and ups have separate blocks if a block would contain outputs of both (the `min_sf_out` of its
+`integrations/finegrained_fp8.py`), and separate scales if scales are per tensor.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +27,7 @@ from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStac
 
 FLOAT8 = torch.float8_e4m3fn
 _STACK_MARKERS = ("_scale_inv", "_scale")
-"""Ends of names behind that of a stack, of which a quantized stack has one."""
+"""Suffixes of a stack's name; a quantized stack has one tensor with one of them."""
 _STACK_PARTS = {
     "": "weight",
     "_scale_inv": "weight_scale_inv",
@@ -45,7 +45,7 @@ class Fp8:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        # The scales that tensors have say where a number is e8m0; a limit of dynamic scales changes weights of nobody.
+        # The type of the scale tensors shows e8m0; a limit of dynamic scales changes no weights.
         ignore(config, "quant_method", "scale_fmt", "activation_scale_ub", "quant_type", "dequantize")
         self._skipped: list[str] = optional(config, "modules_to_not_convert", optional(config, "ignored_layers", []))
         reject_unless(config, "fmt", ("e4m3", None))
@@ -74,7 +74,8 @@ class Fp8:
         return float8_matrix(layer, weight, scale, self._block, row_type(row_scale), row_scale)
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return the stack and the part of each tensor: stacks have scales under their own names, layers `.weight`."""
+        """Return the stack and the part of each tensor: scales of stacks have the stack's name, those of layers
+        `.weight`."""
         bases = {name.removesuffix(marker) for name in names for marker in _STACK_MARKERS if name.endswith(marker)}
         stacks = {base for base in bases if base in names and not base.endswith(".weight")}
         return {
@@ -110,7 +111,7 @@ class Fp8:
         return StoredStack(name, len(weight_EOI), (weight_EOI.shape[1], weight_EOI.shape[2]), cut)
 
     def _divides(self, num_rows: int, num_outputs: int, num_parts: int) -> bool:
-        """Whether so many rows of weights or scales are equally many of each part of the outputs."""
+        """Return whether this many rows of weights or scales divide equally among the parts of the outputs."""
         size = num_outputs // num_parts
         if self._block is None or num_rows == num_outputs:
             return num_rows % num_parts == 0

@@ -39,7 +39,7 @@ class Settings:
     bits: int
     """2, 3, 4 or 8."""
     group_size: int
-    """Inputs that share a scale; -1: all."""
+    """Number of inputs that share a scale; -1: all."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
@@ -85,7 +85,7 @@ class Gptq:
         config.reject_unread("gptq", section="quantization_config")
 
     def _settings_of(self, layer: str) -> Settings | None:
-        """Return the settings of a layer, as GPTQModel chooses them; `None` if it is not quantized."""
+        """Return the settings of a layer, chosen as in GPTQModel; `None` if it is not quantized."""
         return first_match(self._dynamic, layer, _matches, self._settings)
 
     def layout(self, layer: str) -> Layout | None:
@@ -150,7 +150,7 @@ def integer_matrix(
 
 
 def _of_rule(settings: Settings, pattern: str, rule: Any) -> Settings:
-    """Return the settings of the layers of a rule of `dynamic`."""
+    """Return the settings of the layers that a rule of `dynamic` matches."""
     if not isinstance(rule, Mapping):
         raise ConfigError(
             f"config.json: {pattern!r} in 'dynamic' of 'quantization_config' is {rule!r}; expected an object"

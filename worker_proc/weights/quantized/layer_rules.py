@@ -29,7 +29,7 @@ _EXPRESSION = re.compile(r"[\\^$+()|{}]")
 
 
 def expression(pattern: str) -> re.Pattern[str]:
-    """Return a regular expression of the configuration.
+    """Compile a regular expression of the configuration.
 
     Raises:
         ConfigError: it is not a regular expression.
@@ -43,14 +43,14 @@ def expression(pattern: str) -> re.Pattern[str]:
 
 
 def is_listed(layer: str, patterns: Iterable[Any] | None) -> bool:
-    """Return whether a list of modules has a layer: by its name, a part of it, or a pattern.
+    """Return whether a list of modules contains a layer: by its name, a part of it, or a pattern.
 
-    Patterns are those of shells (ModelOpt, Quark), or expressions: after "re:", and, as Transformers reads its lists,
-    where a character is in them that neither names nor the patterns of shells have. These match a name, or the
-    beginning of it before a dot.
+    Patterns are shell patterns (ModelOpt, Quark) or regular expressions. An entry is an expression after "re:", and, as
+    in Transformers, if it has a character that occurs neither in names nor in shell patterns. Expressions match a name,
+    or its beginning up to a dot.
 
     Raises:
-        ConfigError: an entry is no text, or not a regular expression.
+        ConfigError: an entry is not a string, or not a regular expression.
     """
     for pattern in patterns or ():
         if not isinstance(pattern, str):
@@ -71,7 +71,7 @@ def is_listed(layer: str, patterns: Iterable[Any] | None) -> bool:
 
 
 def is_target(layer: str, target: Any) -> bool:
-    """Return whether a name or, after "re:", an expression of compressed-tensors means a layer.
+    """Return whether a name or, after "re:", an expression of compressed-tensors matches a layer.
 
     Raises:
         ConfigError: the target is not a string, or not a regular expression.
@@ -86,12 +86,12 @@ def is_target(layer: str, target: Any) -> bool:
 
 
 def first_match(rules: Mapping[str, T], layer: str, matches: Callable[[str, str], bool], default: T) -> T:
-    """Return the value of the first rule whose key matches a layer; the order is that of the configuration.
+    """Return the value of the first rule whose key matches a layer, in the order of the configuration.
 
     Args:
         rules: rules by key.
         layer: name of the layer.
-        matches: takes a key and the layer.
-        default: if no key matches.
+        matches: returns whether a key matches the layer.
+        default: returned if no key matches.
     """
     return next((value for key, value in rules.items() if matches(key, layer)), default)

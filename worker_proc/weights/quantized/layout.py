@@ -34,7 +34,7 @@ def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
     """Return the outputs and inputs of a block; `None` if the key is missing, null or an empty list.
 
     Raises:
-        ConfigError: the value is something else than two positive integers.
+        ConfigError: the value is not a pair of positive integers.
     """
     block: list[Any] = optional(config, key, [])
     if not block:
@@ -90,7 +90,7 @@ class DummyMatrix:
 
 
 def quantize_dummy(weights: Iterable[LinearWeight], layout_of: Callable[[str], Layout | None], key: str) -> None:
-    """Give the weights that a configuration quantizes made-up levels.
+    """Give dummy levels to the weights that a configuration quantizes.
 
     Args:
         weights: weights of the linear layers that are here.

@@ -19,13 +19,13 @@ class StoredMatrix:
     name: str
     """Name of the layer, for error messages."""
     whole: tuple[int, int]
-    """Outputs and inputs in the checkpoint."""
+    """Outputs and inputs of the undivided matrix in the checkpoint."""
     decode: Callable[[], QuantizedWeight]
-    """Returns all of the matrix."""
+    """Returns the undivided matrix."""
     outputs_P: Tensor | None = None
-    """The outputs that are here; `None` means all."""
+    """Outputs of this rank's part; `None` means all."""
     inputs: range | None = None
-    """The inputs that are here; `None` means all."""
+    """Inputs of this rank's part; `None` means all."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,10 +42,11 @@ class StoredMatrix:
         return self._rows().dequantize()[:, self.inputs.start : self.inputs.stop]
 
     def quantized(self) -> QuantizedWeight | None:
-        """Return levels and scales; `None` if columns in an order of their own are divided, so there are only values.
+        """Return levels and scales; `None` if the inputs are divided and have an order of their own: only values remain
+        then.
 
         Raises:
-            ConfigError: the inputs that are here divide a group.
+            ConfigError: this rank's inputs divide a group.
         """
         weight = self._rows()
         if self.inputs is None:
@@ -53,7 +54,7 @@ class StoredMatrix:
         if weight.order_I is not None:
             return None
         ends = [end for end in (self.inputs.start, self.inputs.stop) if end != self.whole[1]]
-        # Smaller groups would have the values, but on another number of ranks the products would have other bits.
+        # Smaller groups would have the same values, but products would have other bits on another number of ranks.
         if not weight.is_per_channel and any(end % weight.group_size for end in ends):
             raise ConfigError(
                 f"{self.name!r} has {self.whole[1]} inputs in groups of {weight.group_size}, which the ranks cannot "
@@ -83,7 +84,7 @@ class StoredMatrix:
 class StoredStack:
     """The matrices of all experts of a layer, which a checkpoint holds in one tensor.
 
-    Models take it apart by `split`. Nothing else of a `QuantizedMatrix` is there.
+    Models split it with `split`. Other methods of a `QuantizedMatrix` raise an error.
     """
 
     name: str
@@ -92,7 +93,7 @@ class StoredStack:
     expert: tuple[int, int]
     """Outputs and inputs of each matrix."""
     cut: Callable[[int, int], list[StoredMatrix]]
-    """Returns the matrix of an expert in so many parts of equally many outputs."""
+    """Returns the matrix of an expert, divided by outputs into this many equal parts."""
     is_turned: bool = False
     """Whether the tensor holds the matrices transposed; those of `cut` are not."""
 
@@ -102,10 +103,10 @@ class StoredStack:
         return self.num_experts * self.expert[0], self.expert[1]
 
     def split(self, num_parts: int) -> Iterator[list[StoredMatrix]]:
-        """Yield the matrix of each expert in so many parts of equally many outputs: gates and ups are two.
+        """Yield the matrix of each expert, divided by outputs into equal parts: two for gates and ups.
 
         Raises:
-            ConfigError: the outputs cannot be divided so.
+            ConfigError: the outputs cannot be divided in this way.
         """
         if self.expert[0] % num_parts:
             raise ConfigError(f"{self.name!r} holds {self.expert[0]} gates and ups of each expert, an odd number")
@@ -113,15 +114,15 @@ class StoredStack:
             yield self.cut(expert, num_parts)
 
     def dequantized(self) -> Tensor:
-        """Refuse, see `part`."""
+        """Raise an error; see `part`."""
         raise self._refusal()
 
     def quantized(self) -> None:
-        """Refuse, see `part`."""
+        """Raise an error; see `part`."""
         raise self._refusal()
 
     def part(self, shard: Shard) -> "StoredStack":
-        """Refuse: a model that knows stacks takes them apart first.
+        """Raise an error: a model that supports stacks splits them first.
 
         Raises:
             ConfigError: always.
@@ -153,7 +154,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """Return the unsigned integers of the last dimension, uint8; the first one is in the lowest bits.
 
     Args:
-        words: int32, any shape; integers of 3 bits may lie in two words.
+        words: int32, any shape; a 3-bit integer may span two words.
         bits: 2, 3, 4 or 8.
     """
     if bits == 3:
@@ -174,7 +175,7 @@ def _unpack_stream(words: Tensor, bits: int) -> Tensor:
 
 
 def zero_of_groups(zero_OG: Tensor, bits: int) -> tuple[int, Tensor | None]:
-    """Return `offset` and `zero_OG` of a `QuantizedWeight`: the same zero points of all groups are an offset."""
+    """Return `offset` and `zero_OG` of a `QuantizedWeight`. A zero point that all groups share becomes the offset."""
     first = int(zero_OG.flatten()[0]) if zero_OG.numel() else 0
     if first < 2**bits and bool((zero_OG == first).all()):
         return first, None
@@ -182,10 +183,10 @@ def zero_of_groups(zero_OG: Tensor, bits: int) -> tuple[int, Tensor | None]:
 
 
 def sorted_by_group(groups_I: Tensor, group_size: int, layer: str) -> Tensor | None:
-    """Return the order in which the inputs are sorted by their groups; `None` if they are.
+    """Return the order that sorts the inputs by group; `None` if they are sorted already.
 
     Raises:
-        ConfigError: groups have other sizes.
+        ConfigError: a group has another size.
     """
     groups_I = groups_I.long()
     usual_I = torch.arange(len(groups_I)) // group_size

@@ -7,7 +7,7 @@ MXFP8                      weight_scale uint8 (outputs, inputs / 32), powers of 
 NVFP4, W4A16_NVFP4         weight uint8 (outputs, inputs / 2), weight_scale float8_e4m3fn (outputs, inputs / 16), and
                            weight_scale_2 one number: value = code * weight_scale * weight_scale_2
 
-Layers of MIXED_PRECISION have one of these each. The tensors of a layer say which.
+In MIXED_PRECISION each layer has one of these formats; its tensors show which.
 
 Models whose experts are one batched product (Llama 4) have them in stacks, with inputs before outputs:
 experts.gate_up_proj                  FP8 (experts, inputs, outputs), or NVFP4 uint8 (experts, inputs / 2, outputs)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK = 128
 _GROUP = 16
-"""Inputs with one scale in NVFP4."""
+"""Number of inputs per scale in NVFP4."""
 _LAYOUTS = {
     "FP8": Layout(8, None, "e4m3"),
     "FP8_PER_CHANNEL_PER_TOKEN": Layout(8, None, "e4m3"),
@@ -118,7 +118,7 @@ class ModelOpt:
         return float8_matrix(layer, weight, scale, None, rows, row_scale)
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return the stack and the part of each tensor: stacks have scales under their own names."""
+        """Return the stack and the part of each tensor: scales of stacks have the stack's name."""
         stacks = {name.removesuffix(_STACK_SCALE) for name in names if name.endswith(_STACK_SCALE)}
         return {
             f"{stack}{end}": (stack, part)
