@@ -52,7 +52,7 @@ class Faults:
 
 
 class MortalGroup:
-    """Simulated workers of one generation; ready at the second look, gone at the second look after their end."""
+    """Simulated workers of one generation. Ready at the second poll; gone at the second poll after their end."""
 
     def __init__(
         self,
@@ -112,10 +112,10 @@ class MortalGroup:
                 raise AssertionError("no request has a grammar")
 
     def join_steps(self) -> None:
-        """No other engine needs these workers."""
+        """Do nothing: no other engine needs these workers."""
 
     def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
-        """No other engine's requests are in our steps."""
+        """Return a turn without other engines: none of their requests are in our steps."""
         return Turn.OWN
 
     def gather(self) -> WorkerReply | None:
@@ -188,7 +188,7 @@ class MortalEngine:
         self.take(self.scheduler.submit(CLIENT, submit))
 
     def turn(self) -> None:
-        """Run one turn of the core's loop. If there is no message, advance time to the next deadline."""
+        """Run one iteration of the core's loop. If there is no message, advance time to the next deadline."""
         if (result := self.supervisor.take_result()) is not None:
             self.take(self.scheduler.commit(result))
         elif (timeout_s := self.supervisor.timeout_s) is not None:

@@ -1,4 +1,4 @@
-"""The native cache of keys and values for tests: read slot by slot, written and attended to by its operations."""
+"""The native KV cache for tests: read slot by slot, written and attended to by its operations."""
 
 import ctypes
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from octavo.kernels.store_kv.native import StoreKvArguments
 
 
 def numbers(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
-    """Return the numbers as stored, padding included: (slots, heads, padded dimension). Those of int8 lack the 128."""
+    """Return the stored numbers with padding, shape (slots, heads, padded dimension); int8 without the offset."""
     heads, dim = layout.num_kv_heads, layout.padded_dim
     tiles = _tiles(buffer, layout)[..., : GROUP_SLOTS * dim * layout.dtype.itemsize].view(layout.dtype)
     step = {torch.bfloat16: 2, torch.float8_e4m3fn: 2, torch.int8: 4}.get(layout.dtype, 1)
@@ -36,15 +36,15 @@ def numbers(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
 
 
 def scales(buffer: Tensor, layout: CacheLayout) -> Tensor:
-    """Return the factors of an int8 cache: (slots, heads)."""
+    """Return the scales of an int8 cache, shape (slots, heads)."""
     after = GROUP_SLOTS * layout.padded_dim
     return _tiles(buffer, layout)[..., after:].view(torch.float32).transpose(1, 2).reshape(-1, layout.num_kv_heads)
 
 
 def read(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
-    """Return the values in the slots of a buffer, as float32 of shape (slots, heads, head dimension).
+    """Return the values in the slots of a buffer as float32, shape (slots, heads, head dimension).
 
-    Those of 8-bit floats are relative to the scale that they were stored with.
+    Values of 8-bit floats are relative to the scale that they were stored with.
     """
     rows = numbers(buffer, layout, keys=keys).float()[..., : layout.head_dim]
     return rows * scales(buffer, layout).unsqueeze(-1) if layout.dtype == torch.int8 else rows
@@ -63,12 +63,12 @@ class NativeCache:
     num_blocks: int
     num_threads: int = 1
     scales: tuple[float, float] = (1.0, 1.0)
-    """Of keys and values in 8-bit floats."""
+    """Scales of keys and values in 8-bit floats."""
 
     def __post_init__(self) -> None:
         self.k, self.v = self.layout.allocate(self.num_blocks)
         self.k.fill_(0xFF)
-        self.v.fill_(0xFF)  # the same buffer if values are the beginnings of keys
+        self.v.fill_(0xFF)  # the same buffer if values are prefixes of keys
 
     def store(self, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
         """Run `store_kv` for rows of keys and values (rows, heads * head dimension; float32)."""

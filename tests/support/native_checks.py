@@ -14,10 +14,10 @@ from octavo.kernels.native.library import NativeLibrary
 
 
 def tested_levels(levels: Sequence[str]) -> list[str]:
-    """Return the instruction sets to test: all but one of avx512_vnni and avx512.
+    """Return the instruction sets to test: all, but only one of avx512_vnni and avx512.
 
-    avx512_vnni differs from its neighbours in products of 8-bit numbers and of bfloat16 alone. Where a processor has
-    avx512_bf16, that level and avx512 test both.
+    avx512_vnni differs from its neighbors only in products of 8-bit numbers and of bfloat16. On a processor with
+    avx512_bf16, that level and avx512 cover both.
     """
     left_out = "avx512_vnni" if "avx512_bf16" in levels else "avx512" if "avx512_vnni" in levels else None
     return [level for level in levels if level != left_out]
@@ -26,27 +26,27 @@ def tested_levels(levels: Sequence[str]) -> list[str]:
 LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or tested_levels(
     [level.name for level in Processor.read().levels()]
 )
-"""The instruction sets of this processor, best first, or those that `scripts/check_native` chose: values of the fixture
+"""Instruction sets of this processor, best first, or those that `scripts/check_native` selected. Values of the fixture
 `native_library`."""
 
 IN_LONG_RUNS = {"avx512"} & set(LEVELS[1:]) if "OCTAVO_TEST_LEVELS" not in os.environ else set()
-"""Levels that only `--long` tests: the one before has the same vectors, the one behind the same products of bfloat16
-and 8-bit numbers. Each level takes a minute to compile and one to test."""
+"""Levels that only `--long` tests: the preceding level has the same vectors, and the following one the same products of
+bfloat16 and 8-bit numbers. Each level takes a minute to compile and one to test."""
 
 NATIVE_DTYPES = [torch.float32, torch.bfloat16]
-"""What row operations write."""
+"""Output dtypes of row operations."""
 
 MARGIN = 5
-"""Columns beside a view that nothing may read or write."""
+"""Columns next to a view that no operation may read or write."""
 
 
 def step_of(rows: int, **indices: Tensor) -> StepArguments:
-    """A step of `rows` rows; `indices` are members of a step by name, which must outlive it."""
+    """Return the arguments of a step of `rows` rows; `indices` are members of a step by name, which must outlive it."""
     return StepArguments(num_rows=rows, **{name: tensor.data_ptr() for name, tensor in indices.items()})
 
 
 def beside_others(x: Tensor, fill: float = float("nan")) -> Tensor:
-    """The same rows as a view into wider ones that are full of `fill`."""
+    """Return the same rows as a view into wider rows, whose other columns are `fill`."""
     wide = torch.full((x.shape[0], x.shape[1] + 2 * MARGIN), fill, dtype=x.dtype)
     view = wide[:, MARGIN : MARGIN + x.shape[1]]
     view.copy_(x)
@@ -62,10 +62,10 @@ def native_rows(
     out_dtype: torch.dtype,
     **indices: Tensor,
 ) -> Tensor:
-    """Run a row operation over `inputs` and return what it wrote.
+    """Run a row operation over `inputs` and return its output.
 
-    Checks that a row's bits depend neither on the other rows nor on the threads, that rows may lie apart, and
-    that nothing beside the rows is written.
+    Checks that the bits of a row depend neither on other rows nor on threads, that rows may be apart in memory, and
+    that nothing besides the rows is written.
     """
 
     def compute(first: int, last: int, num_threads: int, *, views: bool) -> Tensor:
@@ -93,7 +93,7 @@ def native_rows(
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal, any NaN to any NaN, and zero to zero of its sign."""
+    """Return whether tensors are equal: any NaN equals any NaN, and zeros must have equal signs."""
     integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
     return torch.equal(*(x.contiguous().view(integers).masked_fill(x.isnan(), -1) for x in (a, b)))
 

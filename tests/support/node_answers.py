@@ -1,4 +1,4 @@
-"""The answers of a server, and something that happens to it while they are generated."""
+"""The responses of a server, and an event that disturbs the server while it generates them."""
 
 import json
 from collections.abc import Callable
@@ -12,11 +12,11 @@ NUM_REQUESTS = 4
 
 
 def answers(server: Server, harm: Callable[[], None] = lambda: None) -> list[list[int]]:
-    """Return the tokens of some requests that run together.
+    """Return the tokens of some requests that run concurrently.
 
     Args:
         server: with the model "m".
-        harm: called when each of them has its first token.
+        harm: called once all requests have their first token.
     """
     with ThreadPoolExecutor(NUM_REQUESTS) as threads:
         streams = [threads.submit(_Stream, server, seed) for seed in range(NUM_REQUESTS)]
@@ -26,7 +26,7 @@ def answers(server: Server, harm: Callable[[], None] = lambda: None) -> list[lis
 
 
 class _Stream:
-    """A stream that has its first token."""
+    """A stream that has received its first token."""
 
     def __init__(self, server: Server, seed: int) -> None:
         body = {"model": "m", "prompt": "abc" * (seed + 1), "temperature": 1.0, "seed": seed, "max_tokens": MAX_TOKENS}

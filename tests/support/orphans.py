@@ -1,4 +1,4 @@
-"""A worker whose parent is killed ends too."""
+"""Checks that a worker ends when its parent is killed."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from waiting import read_line, wait_until
 from octavo.protocol.control import WorkerSpec
 
 _START_TIMEOUT_S = 300.0
-"""The first start after a change of the kernels compiles them."""
+"""Seconds; the first start after a change of the kernels compiles them."""
 
 _PARENT = """
 import msgspec, pathlib, sys
@@ -31,11 +31,11 @@ child.receive()
 
 
 def assert_dies_with_parent(worker: WorkerSpec, spawn: str, folder: Path) -> None:
-    """Start a worker by the expression `spawn` in a process, which is killed.
+    """Start a worker by the expression `spawn` in a process, and kill that process.
 
     Args:
-        worker: what the expression finds in `spec`.
-        spawn: its value is a `Child`.
+        worker: the variable `spec` of the expression.
+        spawn: its value must be a `Child`.
         folder: for a file.
     """
     spec = folder / "spec"

@@ -1,4 +1,4 @@
-"""An OTLP collector on 127.0.0.1, and what can be asked about its spans."""
+"""An OTLP collector on 127.0.0.1, and queries of its spans."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Keeps what it gets over HTTP."""
+    """Stores everything that it receives over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

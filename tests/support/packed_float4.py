@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 NUMBERS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-"""Those of e2m1 without their sign."""
+"""Magnitudes of e2m1."""
 Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
 def float4(form: str, group_size: int, skipped: str) -> tuple[dict[str, Any], Quantize]:
-    """Return `quantization_config`, and what makes of a layer's weight its tensors and their values.
+    """Return `quantization_config`, and a function from a layer's weight to its packed tensors and their values.
 
     Args:
         form: nvfp4-pack-quantized or mxfp4-pack-quantized.
-        group_size: inputs that share a scale.
-        skipped: the layer that is not quantized.
+        group_size: number of inputs that share a scale.
+        skipped: name of a layer that is not quantized.
     """
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme

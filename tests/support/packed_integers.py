@@ -30,7 +30,7 @@ def dequantized(levels_OI: Tensor, scale_OG: Tensor, zero_OG: Tensor, groups_I: 
 
 
 def pack_gptq(levels_IO: Tensor, bits: int) -> Tensor:
-    """As AutoGPTQ's QuantLinear.pack does with the rows of `intweight`."""
+    """Pack like AutoGPTQ's QuantLinear.pack, which packs the rows of `intweight`."""
     rows = levels_IO.long()
     words = torch.zeros(rows.shape[0] * bits // 32, rows.shape[1], dtype=torch.int64)
     if bits != 3:
@@ -85,7 +85,7 @@ def gptq(
     def quantize(layer: str, weight_OI: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         inputs = weight_OI.shape[1]
         size = inputs if group_size == -1 else group_size
-        # Layers with one input have one order, as they have one Hessian; another layer has another one.
+        # Layers with a common input have a common order, because they have a common Hessian.
         seed = len(layer.rpartition(".")[0])
         order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed)) if act_order else None
         order = torch.arange(inputs) if order is None else order
@@ -114,7 +114,7 @@ def awq() -> tuple[dict[str, Any], Quantize]:
     section["modules_to_not_convert"] = None
 
     def pack(levels_NO: Tensor) -> Tensor:
-        """As AutoAWQ's WQLinear_GEMM.from_linear does."""
+        """Pack like AutoAWQ's WQLinear_GEMM.from_linear."""
         words = torch.zeros(levels_NO.shape[0], levels_NO.shape[1] // 8, dtype=torch.int64)
         for column in range(words.shape[1]):
             for i, place in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
@@ -130,7 +130,7 @@ def awq() -> tuple[dict[str, Any], Quantize]:
 
 
 def auto_round(packing: str) -> tuple[dict[str, Any], Quantize]:
-    """As AutoRound exports under its own name: zero points minus one, as they are, or AWQ's words."""
+    """Export like AutoRound under its own name: zero points minus one, zero points unchanged, or AWQ's words."""
     version = "gptq" if packing.endswith("gptq") else "gptq_v2"
     of_other, quantize = awq() if packing.endswith("awq") else gptq(symmetric=False, version=version)
     section = {

@@ -9,11 +9,11 @@ from torch import Tensor
 from octavo.kernels.paged_attention import AttentionShape, int8_cache
 
 NO_BLOCK = 2**30
-"""In the block table after a request's blocks. Whoever reads that block reads memory that does not exist."""
+"""Padding of the block table after a request's blocks. Reading that block is an access outside of memory."""
 
 
 def scored(shape: AttentionShape, scoring: str) -> tuple[AttentionShape, Tensor | None]:
-    """Return the shape with one of `paged_attention.cases.SCORINGS`, and the sinks of its heads if there are some."""
+    """Return the shape with one of `paged_attention.cases.SCORINGS`, and the sinks of its heads if it has sinks."""
     if scoring in ("soft cap", "all"):
         shape = replace(shape, soft_cap=3.0)
     if scoring in ("slopes", "all"):
@@ -29,10 +29,10 @@ class Paged:
     v_cache: Tensor
     block_table: Tensor
     queries: list[Tensor]
-    """Of every position of each request."""
+    """Queries of every position of each request."""
 
     def without(self, request: int, first_position: int, block_size: int) -> "Paged":
-        """Return a copy in which the blocks of a request that end before a position are lost."""
+        """Return a copy without the blocks of a request that end before a position."""
         k_cache, v_cache, table = self.k_cache.clone(), self.v_cache.clone(), self.block_table.clone()
         num_lost = first_position // block_size
         for cache in (k_cache, v_cache):

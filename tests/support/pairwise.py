@@ -1,4 +1,4 @@
-"""Combinations of parameters in which every pair of values occurs, instead of their whole product."""
+"""Combinations of parameters in which every pair of values occurs, instead of the complete product."""
 
 import heapq
 import itertools
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 LONG_IF_INTERPRETED = [pytest.mark.long] if os.environ.get("TRITON_INTERPRET") == "1" else []
-"""Marks of parameters of kernels that take milliseconds on a GPU and seconds in Triton's interpreter, where another
-parameter runs the same lines."""
+"""Marks for parameters of kernels that are slow in Triton's interpreter and covered by another parameter there."""
 
 
 def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -21,7 +20,8 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     candidates = list(itertools.product(*(range(len(values)) for values in parameters)))
     pairs = {candidate: _pairs(candidate) for candidate in candidates}
     uncovered = set().union(*pairs.values())
-    # The most pairs first, of equals the first candidate. A candidate never gains pairs, so an old count is a bound.
+    # Most new pairs first; on ties, the first candidate. A candidate never gains pairs, so an old count is an upper
+    # bound.
     queue = [(-len(pairs[candidate]), candidate) for candidate in candidates]
     heapq.heapify(queue)
     chosen = []

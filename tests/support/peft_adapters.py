@@ -23,7 +23,8 @@ def write_adapter(model_path: Path, path: Path, seed: int = 0, **settings: Any) 
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft asks transformers for what is deprecated, and warns of tied tables
+        # peft calls deprecated functions of transformers, and warns about tied embeddings
+        warnings.simplefilter("ignore")
         adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
         noise = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -36,7 +37,7 @@ def write_adapter(model_path: Path, path: Path, seed: int = 0, **settings: Any) 
 
 
 def adapter_at(path: Path, name: str = "adapter", rank: int = 8) -> Adapter:
-    """Return what a frontend would send of an adapter."""
+    """Return the adapter as a frontend would send it."""
     return Adapter(name, adapter_digest(path), str(path), rank)
 
 
@@ -59,7 +60,7 @@ def write_soft_prompt(model: Path, directory: Path, num_rows: int) -> None:
 
 
 def tokens_of_peft(model: Path, directory: Path, tokens: list[int], num_tokens: int) -> list[int]:
-    """Return what peft generates greedily after a soft prompt and some tokens."""
+    """Return the tokens that peft generates greedily after a soft prompt and some tokens."""
     import peft
 
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

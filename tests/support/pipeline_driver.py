@@ -15,10 +15,10 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 
 
 class PipelineDriver:
-    """Hands out blocks, plans steps, and receives the results.
+    """Allocates blocks, plans steps, and receives the results.
 
-    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. Each stands for
-    one of each cache group, and for the slot of the state at its end.
+    Blocks are allocated from the end and never contiguously, so that a wrong block table is detected. Each number
+    stands for one block in each cache group, and for the state slot at the end of that block.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class PipelineDriver:
         self._block_size = block_size
         self._free_blocks = [*range(0, num_blocks, 2), *range(1, num_blocks, 2)]
         self._num_pending: dict[int, int] = {}
-        """Tokens of each slot that are planned and not known."""
+        """Number of tokens of each slot that are planned but not known yet."""
         self._plans: deque[list[tuple[Running, int]]] = deque()
-        """Of each step in flight: its entries, and how many tokens they draw."""
+        """For each step in flight: its entries, and the number of tokens that each draws."""
         self._sequence = 0
         self.adapter_loads: list[AdapterLoad] = []
-        """Of the next plan."""
+        """Adapter loads of the next plan."""
         self._released: list[int] = []
         self._admitted: list[Running] = []
 
@@ -85,12 +85,12 @@ class PipelineDriver:
         )
 
     def _of_groups(self, blocks: list[int]) -> list[list[int]]:
-        """Return the blocks of each cache group: no two groups share one. The last list is of slots of states."""
+        """Return the blocks of each cache group, which share no blocks. The last list has state slots."""
         groups = [[block * self._num_groups + group for block in blocks] for group in range(self._num_groups)]
         return [*groups, list(blocks)] if self._has_states else groups
 
     def num_uncomputed(self, slot: int) -> int:
-        """Return how many tokens a step may compute, those included that are not known yet."""
+        """Return the number of tokens that a step may compute, including tokens that are not known yet."""
         request = self.running[slot]
         return len(request.token_ids) + self._num_pending[slot] - request.num_computed
 
@@ -102,9 +102,9 @@ class PipelineDriver:
         media: StepMedia | None = None,
         num_drafts: int = 0,
     ) -> None:
-        """Begin a step: `chunks` tokens of each slot, by default all there are, and `draft_tokens` that follow them.
+        """Begin a step: `chunks` tokens of each slot (default: all), followed by `draft_tokens`.
 
-        A slot with drafts must not be in the next step before this one is over. `num_drafts`: see `StepPlan`.
+        A slot with drafts must not be in the next step before this one has ended. `num_drafts`: see `StepPlan`.
         """
         draft_tokens = draft_tokens or {}
         if chunks is None:
@@ -143,7 +143,7 @@ class PipelineDriver:
         self.executor.begin(plan, masks or tuple)
 
     def run(self, num_steps: int) -> None:
-        """Begin some steps of everything there is, and wait for them."""
+        """Begin some steps, each with all available tokens, and wait for them."""
         for _ in range(num_steps):
             self.begin()
         self.executor.drain()

@@ -1,4 +1,4 @@
-"""A pipeline on a virtual clock: the real scheduler, and stages that take a known time for each step."""
+"""A pipeline on a virtual clock: the real scheduler, and stages with a known time for each step."""
 
 import random
 from collections import deque
@@ -19,7 +19,7 @@ StageTime = Callable[[int], float]
 """Seconds that a stage takes for a step of this many tokens."""
 
 NUM_AREAS = 2
-"""Steps that a stage may be ahead of the next one."""
+"""Number of steps that a stage may be ahead of the next one."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class Load:
     num_callers: int
     num_requests: int
     prompt_tokens: tuple[int, int]
-    """Least and most."""
+    """Minimum and maximum number of prompt tokens."""
     output_tokens: tuple[int, int]
     seed: int = 0
 
 
 @dataclass
 class Usage:
-    """What the stages did while every caller had a request."""
+    """Utilization of the stages while every caller had a request."""
 
     seconds: float = 0.0
     busy_s: float = 0.0
-    """Of all stages."""
+    """Busy seconds of all stages together."""
     num_stages: int = 1
     num_steps: int = 0
 
     @property
     def bubble(self) -> float:
-        """The part of the stages' time in which they wait."""
+        """Fraction of the stages' time in which they wait."""
         return 1.0 - self.busy_s / (self.num_stages * self.seconds)
 
 
@@ -71,11 +71,11 @@ class PipelineSimulation:
         self.worker = SimulatedWorker(self.config, num_blocks)
         self._stage_s, self._core_s, self._checks = stage_s, core_s, checks
         self._begins_s = [deque([0.0] * NUM_AREAS, maxlen=NUM_AREAS) for _ in range(num_stages)]
-        """When each stage begins its latest steps."""
+        """Start times of each stage's latest steps."""
         self._ends_s = [0.0] * num_stages
-        """When each stage can begin another step."""
+        """Time at which each stage can start another step."""
         self.busy: list[tuple[float, float]] = []
-        """Begin and end of every step on every stage."""
+        """Start and end time of every step on every stage."""
 
     def run(self, load: Load) -> Usage:
         """Serve the load until the last request is sent, and return how busy the stages were until then."""
@@ -122,7 +122,7 @@ class PipelineSimulation:
             self.busy.append((begin_s, begin_s + duration_s))
             begins_s.append(begin_s)
             ready_s = begin_s + duration_s
-            if stage + 1 < len(self._begins_s):  # the next stage has taken the rows of the step that had this area
+            if stage + 1 < len(self._begins_s):  # the next stage has consumed the rows of the step that used this area
                 ready_s = max(ready_s, self._begins_s[stage + 1][0])
             self._ends_s[stage] = ready_s
         return ready_s

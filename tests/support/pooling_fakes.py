@@ -1,4 +1,4 @@
-"""A pooler of an engine that pools without a model."""
+"""A pooler on an engine that pools without a model."""
 
 from typing import Any
 
@@ -24,5 +24,5 @@ class FakePooling:
 
 
 def pooling_config(facts: PoolingFacts | None, **settings: Any) -> ResolvedConfig:
-    """Return the configuration of an engine that pools vectors of `WIDTH` numbers; None: that generates."""
+    """Return the configuration of an engine that pools vectors of length `WIDTH`, or generates (`None`)."""
     return resolved_config(pooling=facts, hf_config={"hidden_size": WIDTH}, **settings)

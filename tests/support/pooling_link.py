@@ -1,4 +1,4 @@
-"""A link to engines that pool without a model: their vectors are made of the tokens of a prompt."""
+"""A link to engines that pool without a model: the vectors derive from the tokens of a prompt."""
 
 import asyncio
 from array import array
@@ -26,7 +26,7 @@ def vector_of(token_ids: list[int]) -> list[float]:
 
 
 class PoolingLink:
-    """Answers every request in the next iteration of the event loop, or when `gate` is set."""
+    """Replies to every request in the next iteration of the event loop, or when `gate` is set."""
 
     identity = "same"
     failure = None
@@ -39,7 +39,7 @@ class PoolingLink:
         self.most_in_flight = 0
         self.gate: asyncio.Event | None = None
         self.failures: dict[int, Failed] = {}
-        """What the request of this number gets, from 0."""
+        """Failures by number of the request, from 0."""
         self._streams: dict[str, RequestStream] = {}
 
     def submit(self, submit: Submit, arrived: WakeEvent, beside: str | None = None) -> RequestStream:
@@ -53,7 +53,7 @@ class PoolingLink:
         return stream
 
     def answer_all(self) -> None:
-        """Answer what waits, the last request first."""
+        """Reply to all waiting requests, the last one first."""
         for number in reversed(range(len(self.submits))):
             if self.submits[number].request_id in self._streams:
                 self._answer(self.submits[number], number)

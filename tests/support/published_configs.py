@@ -1,4 +1,4 @@
-"""The `config.json` of published checkpoints, as far as it describes what is computed, and their sizes.
+"""The `config.json` of published checkpoints, limited to keys that affect the computation, and their sizes.
 
 Transcribed by hand, not downloaded. A test compares the numbers of parameters with the published ones, which checks the
 sizes. Nothing checks the other values (bases, factors, epsilons), and the real files may have further keys.

@@ -1,7 +1,7 @@
-"""Tiny quantized checkpoints, each written by the format's own tool where it installs, else by the published formula.
+"""Tiny quantized checkpoints, written by the format's own tool if installable, otherwise by the published formula.
 
-`write(kind, source, folder)` quantizes the linear layers of a plain checkpoint and returns their values as the tool, or
-the formula, dequantizes them. None of it uses octavo's code.
+`write(kind, source, folder)` quantizes the linear layers of a plain checkpoint and returns their values as
+dequantized by the tool or the formula. None of it uses octavo's code.
 """
 
 import json
@@ -19,16 +19,17 @@ from vendor_checkpoints import modelopt, quark
 
 SKIPPED = "lm_head"
 STATIC_SCALE = torch.tensor([0.01])
-"""Of the inputs of all layers, where compressed-tensors has static ones."""
+"""Scale of the inputs of all layers, for static scales of compressed-tensors."""
 Tensors = dict[str, Tensor]
 Quantize = Callable[[str, Tensor], tuple[Tensors, Tensor]]
-"""From a layer's name and weight to its tensors by the end of their names, and the values."""
+"""From a layer's name and weight to its tensors, by the suffix of their names, and its dequantized values."""
 
 
 def write(kind: str, source: Path, folder: Path, wants: Callable[[str], bool] = lambda layer: True) -> Tensors:
-    """Write a checkpoint of one of `KINDS`; returns its dequantized weights, float32, by name.
+    """Write a checkpoint of one of `KINDS`; return its dequantized weights, float32, by name.
 
-    Others are those of the plain checkpoint, also of layers that are not wanted, which only `FORMULAS` can leave out.
+    Other weights are those of the plain checkpoint, including layers that `wants` excludes; only `FORMULAS` can exclude
+    layers.
     """
     folder.mkdir(parents=True)
     for file in source.glob("*.json"):
@@ -57,7 +58,7 @@ def add_section(folder: Path, section: dict[str, Any]) -> None:
 
 
 def fp8(block: int | None, *, static: bool = False) -> tuple[dict[str, Any], Quantize]:
-    """DeepSeek's blocks, or one scale per tensor."""
+    """Quantize to FP8 with DeepSeek's blocks, or with one scale per tensor."""
     section: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
     if block:
         section |= {"fmt": "e4m3", "weight_block_size": [block, block]}
@@ -86,7 +87,7 @@ def fp8(block: int | None, *, static: bool = False) -> tuple[dict[str, Any], Qua
 def compressed(
     form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], Quantize]:
-    """As compressed-tensors compresses a module."""
+    """Compress a module like compressed-tensors."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -134,7 +135,7 @@ def compressed(
 
 
 def mixed() -> tuple[dict[str, Any], Quantize]:
-    """Three groups of layers: 4-bit attention but for its outputs in 8-bit floats, 8-bit mlps with 8-bit rows."""
+    """Quantize 4-bit attention, its output projection in 8-bit floats, and 8-bit MLPs with 8-bit inputs."""
     groups = {
         r"re:.*\.(q|k|v)_proj$": compressed("pack-quantized", {"num_bits": 4, "symmetric": False, **_GROUP}),
         r"re:.*\.o_proj$": compressed("float-quantized", {**_E4M3, "strategy": "channel"}),
@@ -156,7 +157,7 @@ def mixed() -> tuple[dict[str, Any], Quantize]:
 
 
 def with_transformers(quantization: Callable[[], Any]) -> Callable[[Path, Path], Tensors]:
-    """As `transformers` saves a model that it quantized while loading."""
+    """Save a model that `transformers` quantizes while loading."""
 
     def run(source: Path, folder: Path) -> Tensors:
         import bitsandbytes.functional as bnb

@@ -23,7 +23,7 @@ FORMATS: dict[str, tuple[dict[str, Any], str]] = {
     "fp8 of outputs": ({"bits": 8, "group_size": 0, "codebook": "e4m3", "scale_dtype": torch.float32}, "e4m3"),
     "fp8 of blocks": ({"bits": 8, "group_size": 128, "codebook": "e4m3", "scale_dtype": torch.float32}, "e4m3"),
 }
-"""Arguments of `weight_of`, and the kind that GPUs make of it for rows of 16 bits."""
+"""Arguments of `weight_of`, and the kind that GPUs repack it to for 16-bit inputs."""
 ROW_FORMATS: dict[str, tuple[dict[str, Any], str, str]] = {
     "w8a8": (FORMATS["int8 of outputs"][0], "int8_token", "s8"),
     "w8a8, static": (FORMATS["int8 of outputs"][0], "int8_tensor", "s8"),
@@ -31,7 +31,7 @@ ROW_FORMATS: dict[str, tuple[dict[str, Any], str, str]] = {
     "fp8, static": (FORMATS["fp8 of outputs"][0], "fp8_tensor", "f8"),
     "fp8 of blocks": (FORMATS["fp8 of blocks"][0], "fp8_token", "f8"),
 }
-"""The same for rows of 8 bits, with their type."""
+"""The same for 8-bit inputs, with their type."""
 
 
 def weight_of(

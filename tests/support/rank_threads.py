@@ -1,4 +1,4 @@
-"""The ranks of a group as threads of this process, over the same shared memory as processes would have."""
+"""The ranks of a group as threads of this process, with the shared memory that processes would use."""
 
 import contextlib
 import faulthandler
@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 
 @contextlib.contextmanager
 def one_mapping() -> Iterator[None]:
-    """Have all ends of a shared memory that are made meanwhile map it once: ThreadSanitizer goes by addresses."""
+    """Map each shared memory only once for all its ends: ThreadSanitizer identifies memory by address."""
     with mock.patch.object(mmap, "mmap", functools.cache(mmap.mmap)):
         yield
 
@@ -62,7 +62,7 @@ def on_ranks(
 
 
 def _results(ranks: list[Future[Result]]) -> list[Result]:
-    """Return what the ranks return. A rank that raises leaves the others waiting for it: its error is raised."""
+    """Return the results of the ranks. A failing rank leaves the others waiting for it, so raise its error."""
     done, waiting = wait(ranks, TIMEOUT_S, FIRST_EXCEPTION)
     failed = next((rank for rank in done if rank.exception()), None)
     if waiting and failed is None:

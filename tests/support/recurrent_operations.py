@@ -14,7 +14,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.recurrence import RecordedSlots, StateArguments, StateSlots
 
 Compute = Callable[[Sequence[Tensor], Tensor, StateSlots], Tensor]
-"""From the rows of a step, all states and the slots of the requests, to the outputs."""
+"""From the rows of a step, all states and the requests' slots to the outputs."""
 
 LENGTHS = (1, 7, 37, 18)
 NUM_SLOTS = 2 * len(LENGTHS)
@@ -22,7 +22,7 @@ NUM_SLOTS = 2 * len(LENGTHS)
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Of one sequence."""
+    """Results of one sequence."""
 
     out: Tensor
     state: Tensor

@@ -19,11 +19,11 @@ class StepRows:
     qkv: tuple[Tensor, Tensor, Tensor]
     rotation: Rotation
     cache: Tensor
-    """Keys, then values."""
+    """Keys followed by values."""
     slots: Tensor
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Rotation, Tensor, Tensor, Tensor]:
-        """Return them in the order of the operation."""
+        """Return the arguments in the order of the operation."""
         return (*self.qkv, self.rotation, self.cache[0], self.cache[1], self.slots)
 
     def part(self, start: int, end: int) -> "StepRows":

@@ -14,7 +14,7 @@ POSITION = 100
 
 
 def state_of(request: cases.SamplingCase, vocab_size: int) -> SamplingState:
-    """Return what a worker knows of a request."""
+    """Return a worker's sampling state of a request."""
     penalties = {f"{name}_penalty": value for name, value in request.penalties.items()} if request.seen else {}
     spec = SamplingSpec(
         max_tokens=50,

@@ -23,13 +23,14 @@ START_TIMEOUT_S = 90.0
 
 
 class Server:
-    """A running `octavo serve`; its output is kept for the assertions.
+    """A running `octavo serve`; its output is kept for assertions.
 
     Args:
-        model: what it serves.
-        flags: after the model.
-        environment: on top of this process's.
-        is_warm: fork it from a process that has imported everything. If not, its workers' fork server is its own, too.
+        model: to serve.
+        flags: further arguments after the model.
+        environment: added to this process's environment.
+        is_warm: fork the server from a process that has imported everything. Otherwise, its workers' fork server is its
+            own.
     """
 
     process: "subprocess.Popen[str] | warm_python.WarmProcess"
@@ -74,10 +75,10 @@ class Server:
         raise AssertionError(f"the server did not start:\n{self.output}")
 
     def wait_for(self, pattern: str, count: int = 1, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until a pattern has matched so many times in the output of the running server."""
+        """Wait until a pattern has matched `count` times in the output of the running server."""
 
         def has_come() -> bool:
-            # Look at the process first: what it wrote before its end counts.
+            # Check the process first: output that it wrote before it ended counts.
             has_ended = self.process.poll() is not None and not self._reader.is_alive()
             num_matches = len(re.findall(pattern, self.output))
             assert num_matches >= count or not has_ended, f"ended without {pattern!r}:\n{self.output}"
@@ -126,11 +127,11 @@ def serve(
 
 
 FORK_SERVER = "octavo.worker_proc.fork_server"
-"""The module of the process from which workers are forked."""
+"""Module of the process from which workers are forked."""
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids below `pid`, from /proc. A worker is below its core, also if a fork server is its parent."""
+    """Return the process ids below `pid`, from /proc. Workers count as below their core, even if forked elsewhere."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -148,12 +149,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """The process that has started `pid`."""
+    """Return the process that has started `pid`."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def of_module(pid: int, module: str) -> list[int]:
-    """Processes below `pid` that run a Python module, in the order of their ids."""
+    """Return the processes below `pid` that run a Python module, sorted by id."""
     found = []
     for below in sorted(descendants(pid)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -163,7 +164,7 @@ def of_module(pid: int, module: str) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that has exited, even if it is not reaped."""
+    """Return whether a process runs; `False` if it has exited, even if it is not reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -172,7 +173,7 @@ def is_running(pid: int) -> bool:
 
 @contextlib.contextmanager
 def as_init_process() -> Iterator[None]:
-    """Take the place of a container's init process that reaps nothing: orphans become children of this process."""
+    """Act like a container's init process that reaps nothing: orphans become children of this process."""
     adopt_orphans()
     try:
         yield
@@ -181,12 +182,12 @@ def as_init_process() -> Iterator[None]:
 
 
 def are_reaped(pids: list[int]) -> bool:
-    """Return whether processes have left not even zombies."""
+    """Return whether all processes are gone, including zombies."""
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def left_after(pids: list[int], timeout_s: float = TIMEOUT_S) -> list[int]:
-    """Those of `pids` that still run after `timeout_s`, or [] as soon as none does."""
+    """Return the `pids` that still run after `timeout_s`; return [] as soon as none does."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -213,6 +214,6 @@ def send_signal(pid: int, number: signal.Signals) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time a process has used."""
+    """Return the user and system time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,6 +1,6 @@
-"""A logits processor that takes its time, so that a request still runs when a test kills something it needs.
+"""A logits processor that sleeps, so that a request is still running when a test kills something that it needs.
 
-Without it a request of a tiny model ends in milliseconds, on a busy machine before the test that wants to disturb it.
+Without it, a request to a tiny model ends in milliseconds; on a busy machine, before the test can disturb it.
 """
 
 import time
@@ -18,14 +18,14 @@ PLUGIN = f"{__file__}:SlowSteps"
 
 
 class SlowSteps(AdapterLogitsProcessor):
-    """Sleeps in each step of a request that asks for it."""
+    """Sleeps in each step of a request that requests it."""
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: for greedy requests it must not be left out either."""
+        """Return `False`, so that the processor also runs for greedy requests."""
         return False
 
     def new_req_logits_processor(self, params: Any) -> Any:
-        """Return what sleeps, or None."""
+        """Return the request's processor. `None` if it is not slow."""
         return _sleep if (params.extra_args or {}).get("is_slow") else None
 
 

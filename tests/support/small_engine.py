@@ -53,7 +53,7 @@ class TimedRequest:
 
 
 class SuppliedMasks:
-    """The workers for the grammars: collects the masks of each step, in order."""
+    """Replaces the workers for the grammars: collects the masks of each step, in order."""
 
     def __init__(self) -> None:
         self.steps: deque[Sequence[TokenMask]] = deque()

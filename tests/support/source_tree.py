@@ -45,7 +45,7 @@ class Module:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree; to walk it takes longer than to parse it, and many tests do."""
+        """All nodes of the tree, cached: walking takes longer than parsing, and many tests need it."""
         return tuple(ast.walk(self.tree))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Launch specs and configurations for tests that need one but not its contents."""
+"""Launch specs and configurations for tests that need one but do not depend on its contents."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ from octavo.protocol.config.sources import engine_config
 from octavo.protocol.control import CoreSpec
 
 PYTHONPATH = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-"""Of children that run a module of this folder, with the same octavo as the tests."""
+"""PYTHONPATH of child processes that run a module of this folder, with the octavo of the tests."""
 
 
 def some_facts(**changes: Any) -> ModelFacts:
-    """Facts of a model that does not exist."""
+    """Return facts of a model that does not exist."""
     values: dict[str, Any] = {
         "model_path": "/nowhere",
         "tokenizer_path": "/nowhere",
@@ -33,12 +33,12 @@ def some_facts(**changes: Any) -> ModelFacts:
 
 
 def some_config(**settings: Any) -> ResolvedConfig:
-    """A resolved configuration, with engine settings by their flat names."""
+    """Return a resolved configuration, with engine settings by their flat names."""
     said: EngineConfig = engine_config({"model": "nowhere", **settings})
     assert isinstance(said.model, ModelConfig)
     return resolve(said, some_facts(), device="cpu", num_cores=2)
 
 
 def core_spec(address: str, run_dir: Path | str = "/nowhere", **settings: Any) -> CoreSpec:
-    """A core's launch spec."""
+    """Return a core's launch spec."""
     return CoreSpec(config=some_config(**settings), address=address, run_dir=str(run_dir), epoch=1)

@@ -22,7 +22,7 @@ class StepRecorder:
         self.executor = open_executor(model, config, stream, self.results.append, **sizes)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Return the result of a plan, which is kept as a core sends it to workers."""
+        """Compute a plan and return the result, which is kept in the form that a core sends to workers."""
         self.plans.append(msgspec.structs.replace(plan, sampled=self._sampled))
         self.compute(plan)
         result = self.results[-1]
@@ -36,5 +36,5 @@ class StepRecorder:
 
 
 def without_time(results: list[StepResult]) -> list[StepResult]:
-    """Return the results without what is never equal."""
+    """Return the results without their durations."""
     return [msgspec.structs.replace(result, elapsed_s=0.0, idle_s=0.0, drafts_s=0.0) for result in results]

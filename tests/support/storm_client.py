@@ -17,17 +17,17 @@ PER_ROUND = 40
 
 
 def storm_requests() -> list[Ask]:
-    """The requests that all applications draw from."""
+    """Return the requests that all applications draw from."""
     return random_requests(seed=99, count=NUM_REQUESTS, vocab_size=VOCAB_SIZE)
 
 
 def digest(fingerprint: list[Any]) -> str:
-    """A short form of everything that must be equal."""
+    """Return a short form of everything that must be equal."""
     return hashlib.sha256(repr(fingerprint).encode()).hexdigest()
 
 
 async def storm(address: str, seed: int, num_rounds: int) -> list[tuple[int, str]]:
-    """Send rounds of random requests, leaving nearly a third of them early; return what the others gave."""
+    """Send rounds of random requests, abandoning nearly a third of them; return the results of the others."""
     rng = random.Random(seed)
     requests = storm_requests()
     results: list[tuple[int, str]] = []

@@ -6,7 +6,7 @@ from octavo.protocol.channel import Publisher
 
 
 def wait_for_subscribers(publisher: Publisher, count: int, timeout_s: float) -> None:
-    """Block until `count` workers have subscribed; one that never does is a failed test."""
+    """Block until `count` workers have subscribed; fail the test if they do not."""
     deadline = time.monotonic() + timeout_s
     num_subscribed = publisher.take_subscriptions()
     while num_subscribed < count:

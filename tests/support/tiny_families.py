@@ -6,7 +6,7 @@ from tiny_hybrids import FAMILIES as HYBRIDS
 from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 
 WINDOW = 40
-"""Of sliding layers: shorter than the prompts of the tests, and no multiple of a block."""
+"""Window of sliding layers: shorter than the prompts of the tests, and not a multiple of a block."""
 
 _BASE = {
     "vocab_size": VOCAB_SIZE,

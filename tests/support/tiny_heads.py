@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 80, 6, 2, 16
 EPS, THETA = 1e-5, 10000.0
 NUM_DRAFT_TOKENS = 200
-"""The vocabulary of the EAGLE-3 head."""
+"""Size of the vocabulary of the EAGLE-3 head."""
 AUX_LAYERS = [1, 2, 3]
 _CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -65,7 +65,8 @@ def make_head(method: str, directory: Path, *, seed: int = 0, **overrides: Any) 
         weights["d2t"] = token_ids - torch.arange(NUM_DRAFT_TOKENS)
         weights["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, token_ids, value=True)
     else:
-        weights["embed_tokens.weight"] = torch.zeros(VOCAB_SIZE, WIDTH)  # a copy of the model's, which is read instead
+        # a copy of the model's table, which is read instead
+        weights["embed_tokens.weight"] = torch.zeros(VOCAB_SIZE, WIDTH)
     save_file(weights, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps({**config, **overrides}))
     return directory
@@ -88,12 +89,12 @@ def depend_on_the_last_token(directory: Path) -> None:
 
 
 def head_rows(weights: dict[str, Tensor], embedded_TD: Tensor, features_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the output weight reads, and the features that take the place of the model's, of one request.
+    """Return the input of the output weight, and the features that replace the model's, for one request.
 
     Args:
         weights: of a head; EAGLE-3's `fc` has been applied.
-        embedded_TD: of the token after each position.
-        features_TD: of each position.
+        embedded_TD: embedding of the token after each position.
+        features_TD: features of each position.
     """
     if is_third := "midlayer.hidden_norm.weight" in weights:
         layer, residual_TD = "midlayer", features_TD

@@ -1,4 +1,4 @@
-"""Tiny random models that read sounds as rows of their prompts, each with a real processor of `transformers`."""
+"""Tiny random models that read audio clips as rows of their prompts, each with a real processor of `transformers`."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ ENCODER: dict[str, Any] = {
     "num_mel_bins": 20,
     "max_source_positions": 50 * SECONDS,
 }
-"""Its windows are of one second, in place of the 30 seconds of real models."""
+"""Encoder whose windows are one second long, instead of the 30 seconds of real models."""
 TEXT: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -31,7 +31,7 @@ TEXT: dict[str, Any] = {
 
 
 def template(mark: str) -> str:
-    """Return a chat template with a mark for each sound."""
+    """Return a chat template with a mark for each audio clip."""
     return CHAT_TEMPLATE.replace("part['type'] == 'image'", "part['type'] == 'audio'").replace("<image>", mark)
 
 
@@ -67,7 +67,7 @@ def make_voxtral(directory: Path) -> Path:
 
 
 class VoxtralInputs:
-    """Makes inputs as `VoxtralProcessor` does, with its code for sounds; that for text needs `mistral-common`."""
+    """Makes inputs like `VoxtralProcessor`, with its code for audio; its code for text needs `mistral-common`."""
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)

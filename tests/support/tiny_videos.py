@@ -45,7 +45,7 @@ def clip_file(
 
 
 def sound_file(*, has_cover: bool) -> bytes:
-    """Return an MP4 file without a video: a sound, and maybe the picture of its cover."""
+    """Return an MP4 file without video: an audio track, optionally with cover art."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as output:
         stream: Any = output.add_stream("aac", rate=16_000)

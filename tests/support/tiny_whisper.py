@@ -1,4 +1,4 @@
-"""A tiny random Whisper with a real feature extractor and tokenizer of `transformers`, and sounds to transcribe."""
+"""A tiny random Whisper with a real feature extractor and tokenizer of `transformers`, and audio clips."""
 
 import io
 import wave
@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 RATE = 16_000
 SECONDS = 1
-"""A window, in place of the 30 seconds of real models."""
+"""Length of a window, instead of the 30 seconds of real models."""
 LANGUAGES = ("en", "de", "fr")
 NUM_TIMESTAMPS = 51
 _MARKS = (
@@ -91,7 +91,7 @@ def make_whisper(directory: Path, **changes: Any) -> Path:
         return_timestamps=False,
         alignment_heads=[[0, 1], [1, 0], [1, 2]],
     )
-    for name, value in rules.items():  # `update` leaves out what is Whisper's own
+    for name, value in rules.items():  # `update` omits settings that only Whisper has
         setattr(model.generation_config, name, value)
     model.generation_config._from_model_config = False
     model.save_pretrained(directory)

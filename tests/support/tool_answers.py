@@ -1,4 +1,4 @@
-"""A chat client whose template knows tools, and its answers, whole and streamed."""
+"""A chat client whose template supports tools, and its responses, complete and streamed."""
 
 import json
 from typing import Any
@@ -60,7 +60,7 @@ def add_up(response: Any) -> list[dict[str, Any]]:
 
 
 def both_ways(reply: str, body: dict[str, Any], config: ServerConfig) -> dict[str, Any]:
-    """Return the whole answer's choice, after checking that the stream adds up to it."""
+    """Return the choice of the complete response, after checking that the stream adds up to it."""
     (whole,) = post(ToolClient(reply), PATH, body, config=config).json()["choices"]
     (streamed,) = add_up(post(ToolClient(reply), PATH, body | {"stream": True}, config=config))
     for message in (whole["message"], streamed["message"]):

@@ -15,8 +15,8 @@ class Notation:
 
     Args:
         write: writes calls as the model's chat template does.
-        has_bare_text: strings are not quoted, so a schema tells them from other values.
-        malformed: what is no value of an integer; "": any text is a value.
+        has_bare_text: strings are not quoted, so only a schema distinguishes them from other values.
+        malformed: text that is not a valid integer; empty: any text is a value.
         marks: fragments for random texts.
         has_identifiers: the names of arguments are identifiers.
     """
@@ -131,7 +131,7 @@ HERMES = objects("<tool_call>\n", "\n</tool_call>", "\n")
 
 
 def answered(notation: Notation, *marks: str) -> Notation:
-    """The content may be between marks."""
+    """Return a notation whose content may be enclosed by marks."""
     return replace(notation, marks=(*notation.marks, *marks, "".join((marks[0], "Hi", marks[1], "\n"))))
 
 

@@ -22,12 +22,12 @@ NUM_SENT = 5
 
 
 class Stopping(dict[str, torch.Tensor]):
-    """Weights that are sent in part."""
+    """Weights that are sent only in part."""
 
     is_silent = False
 
     def values(self) -> Iterator[torch.Tensor]:  # type: ignore[override]
-        """Yield some, then end the process, or wait until somebody else does."""
+        """Yield some tensors, then end the process, or wait to be killed."""
         yield from list(super().values())[:NUM_SENT]
         if self.is_silent:
             threading.Event().wait()

@@ -27,7 +27,7 @@ UNREPAIRED: dict[str, Callable[..., Any]] = {
     name: getattr(InterpreterBuilder, name)
     for name in ("binary_op", "unary_op", "create_dot", "create_fma", "create_fp_to_fp", "cast_impl")
 }
-"""The methods of the builder as they were."""
+"""The original methods of the builder."""
 
 
 def repair() -> None:
@@ -98,7 +98,7 @@ def _create_dot(
 
 
 def _fp_to_fp(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, rounding: Any) -> TensorHandle:
-    """Convert to and from float8_e4m3fn, NaN included. What is too large to be converted is the kernels' to bound."""
+    """Convert to and from float8_e4m3fn, NaN included. Kernels themselves must clamp values that are too large."""
     if dst_type.scalar == tl.float8e4nv:
         wide = torch.from_numpy(np.ascontiguousarray(_widen(src).data, dtype=np.float32))
         return TensorHandle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), tl.float8e4nv)

@@ -62,7 +62,7 @@ _MODELS: dict[str, Maker] = {
     "boltuix/NeuroBERT-NER": _encoder("bert-tokens"),
     "jinaai/jina-embeddings-v3": _encoder("modernbert", is_matryoshka=True),
 }
-"""What stands for each model that an example names."""
+"""Tiny replacement of each model that an example names."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Example:
     """One script of vLLM."""
 
     path: str
-    """Below `examples/`."""
+    """Path below `examples/`."""
     model: str
-    """That it names."""
+    """Model that the script names."""
     shows: tuple[str, ...]
-    """Parts of its output."""
+    """Expected parts of its output."""
     arguments: tuple[str, ...] = ()
     adapter: str = ""
-    """A LoRA adapter that it downloads."""
+    """LoRA adapter that it downloads."""
 
 
 EXAMPLES = (
@@ -170,7 +170,7 @@ EXAMPLES = (
         ("Outputs make sense after loading real weights:",),
     ),
 )
-"""Those that need no GPU, and no more of their model than its kind."""
+"""Examples that need no GPU, and depend only on the kind of their model."""
 
 
 class TinyHub:

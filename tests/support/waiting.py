@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
-"""Generous, so that a slow machine fails no test."""
+"""Seconds; generous, so that a slow machine fails no test."""
 
 
 def wait_until(
@@ -21,7 +21,7 @@ def wait_until(
     timeout_s: float = TIMEOUT_S,
     interval_s: float = 0.02,
 ) -> T:
-    """Return the first true value of `condition`; when none comes in time, fail with `details`."""
+    """Return the first true value of `condition`; if none comes in time, fail with `details`."""
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -47,7 +47,7 @@ async def until(
 
 
 def read_line(stream: IO[Any] | None, timeout_s: float = TIMEOUT_S) -> Any:
-    """Return the next line of a pipe that nothing has been read ahead from."""
+    """Return the next line of a pipe; nothing may have been read ahead from it."""
     __tracebackhide__ = True
     assert stream is not None
     assert select.select([stream], [], [], timeout_s)[0], f"no line came within {timeout_s:g} s"
