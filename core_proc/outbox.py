@@ -155,7 +155,7 @@ class Outbox:
                 self._lose(client, "does not read its events")
                 self._dropped.add(client)
         for client in list(self._dropped):
-            if self.send(client, Refused("it did not read its events")):
+            if self.send(client, Refused("the frontend did not read its events")):
                 self._dropped.discard(client)
                 self.last_notice_s = self._clock()
         self.has_backlog = not all(backlog.is_empty for backlog in self._backlogs.values())

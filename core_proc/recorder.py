@@ -67,7 +67,7 @@ class Recorder:
             raise ConfigError(
                 f"cannot record steps in {path}: {error.strerror}",
                 phase="opening the recording",
-                hint="--record-steps takes the name of a file that can be written",
+                hint="--record-steps needs the name of a writable file",
             ) from error
 
     def __call__(self, scheduler: Scheduler, entry: LogEntry) -> None:

@@ -9,7 +9,7 @@
     ├── OverloadedError                         the queue is full: HTTP 503, try again later
     ├── ConflictError                           not in this state of the server: HTTP 409
     ├── RequestFailedError                      the engine could not finish this request: HTTP 500
-    ├── EngineDeadError                         the core is gone and nothing will answer: HTTP 500
+    ├── EngineDeadError                         the core has died: HTTP 500
     ├── StartupError                            a process could not start; carries the root cause
     │   ├── ConfigError (also ValueError)       a flag or a model file is wrong
     │   └── NotEnoughMemoryError                names the flag that would make it fit

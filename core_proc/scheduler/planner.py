@@ -123,7 +123,7 @@ class StepPlanner:
         """
         if not self.in_flight or self.in_flight[0].sequence != result.sequence:
             due = self.in_flight[0].sequence if self.in_flight else "none"
-            raise ProtocolError(f"result of step {result.sequence} where {due} is due")
+            raise ProtocolError(f"received the result of step {result.sequence}, expected that of {due}")
         record = self.in_flight[0]
         record.check(result)
         self.in_flight.popleft()

@@ -212,7 +212,7 @@ class KVConnector:
             return None
         if not self._offers.has_room(num_bytes):
             logger.warning(
-                "%d blocks for another engine are not kept: %d offers wait for being taken (kv_buffer_size)",
+                "dropped %d blocks for another engine: %d offers were not fetched yet (kv_buffer_size)",
                 len(blocks),
                 len(self._offers),
             )

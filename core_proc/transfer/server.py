@@ -150,9 +150,9 @@ class TransferServer:
             self._asking.setdefault(ask.transfer_id, []).append((socket, client, ask))
             return
         if offer is None:
-            answer = Answer("they are gone: taken by another engine, or kept for too long")
+            answer = Answer("the blocks are gone: fetched by another engine, or expired")
         elif offer.fingerprint != ask.fingerprint:
-            answer = Answer("they are of other weights, types or parts than this engine's")
+            answer = Answer("the blocks have other weights, data types or sharding than this engine's")
         else:
             files = [rank_file(offer.path, rank) for rank in range(self._offers.num_ranks)]
             try:

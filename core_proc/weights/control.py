@@ -344,7 +344,7 @@ class WeightsControl:
         yield self._is_quiet
         if record.is_lost:
             self._refuse(
-                f"weights of version {record.version} were lost with the workers that had them, as they were not kept: "
+                f"weights of version {record.version} were lost with the workers, because no checkpoint was kept: "
                 "update all weights"
             )
             return self._state.status

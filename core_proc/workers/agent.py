@@ -274,7 +274,7 @@ def own_host(core_address: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise StartupError(
-            f"there is no way to {core_address}: {error}",
+            f"cannot reach {core_address}: {error}",
             phase="joining the engine",
             hint="check the address of node 0",
         ) from error

@@ -121,7 +121,7 @@ class Agents:
             if others := sorted(set(ready.instruction_sets) ^ set(self._instruction_sets)):
                 self._refuse(
                     ready,
-                    "its processor would compute other bits than the first node's: only one of them has "
+                    "its CPU would compute different bits than the first node's: only one of them has "
                     + ", ".join(others),
                 )
                 return

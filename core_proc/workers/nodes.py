@@ -68,7 +68,7 @@ class LaunchedNodes(Agents):
                 while self._own_agent.receive(timeout_s=0) is not None:
                     pass  # its only messages are start-up failures
             except ChildExited as exited:
-                logger.error("%s; starting it again", exited)
+                logger.error("%s; restarting it", exited)
                 self._failure = exited if exited.failure else None
                 self._own_agent.close()
                 self._own_agent = self._spawn_agent()

@@ -33,7 +33,7 @@ def _chosen(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: D
         return dtype
     if requested == "fp8_e5m2":
         raise ConfigError(
-            "kv_cache_dtype fp8_e5m2: keys and values of 8-bit floats have three bits of mantissa here",
+            "kv_cache_dtype fp8_e5m2: an 8-bit float KV cache has three mantissa bits here",
             phase=_PHASE,
             hint="use --kv-cache-dtype fp8 (fp8_e4m3), which has scales, or int8",
         )

@@ -58,7 +58,7 @@ _ONLY_ON_CPUS: dict[str, str] = {
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Images, videos and sounds in prompts, for models that read them."""
+    """Images, videos and audio in prompts, for models that read them."""
 
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | str | None,
@@ -227,7 +227,7 @@ def resolve_media(
         )
     if config.encoder_cache_tokens < rows:
         raise ConfigError(
-            f"encoder_cache_tokens {config.encoder_cache_tokens}: one sound takes {rows}",
+            f"encoder_cache_tokens {config.encoder_cache_tokens}: one audio clip takes {rows}",
             phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
@@ -239,7 +239,7 @@ def resolve_media(
         )
     if facts.media.vector_width and num_stages > 1:
         raise ConfigError(
-            f"pipeline_parallel_size {num_stages}: vectors of images do not pass between the stages of "
+            f"pipeline_parallel_size {num_stages}: image vectors cannot pass between the pipeline stages of "
             f"{facts.architecture}",
             phase="configuration",
             hint="use --data-parallel-size for several engines",
@@ -334,7 +334,7 @@ def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
         )
     if (given and media.token_ids.keys() == {"audio"}) or given.get(BY_KIND["audio"]):
         raise ConfigError(
-            f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments for sounds",
+            f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments for audio",
             phase="configuration",
             hint="leave it out",
         )

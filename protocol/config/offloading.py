@@ -35,7 +35,7 @@ def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName
     total, per_worker = config.cache.kv_offloading_size, config.cache.swap_space
     if total and per_worker:
         raise ConfigError(
-            f"kv_offloading_size ({total:g}) and swap_space ({per_worker:g}) are two names of one size",
+            f"kv_offloading_size ({total:g}) and swap_space ({per_worker:g}) both set the same size",
             phase=_PHASE,
             hint="use --kv-offloading-size only",
         )

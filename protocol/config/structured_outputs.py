@@ -46,7 +46,7 @@ def resolve_structured_output(config: StructuredConfig) -> ResolvedStructuredOut
             hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
         ) from None
     if overrides.backend not in ("auto", "guidance"):
-        logger.info("--structured-outputs-config: llguidance does the work of the backend %s", overrides.backend)
+        logger.info("--structured-outputs-config: llguidance is used instead of the backend %s", overrides.backend)
     return ResolvedStructuredOutput(
         max_grammar_bytes=config.max_grammar_bytes,
         grammar_timeout_s=config.grammar_timeout,

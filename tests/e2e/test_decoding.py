@@ -149,10 +149,10 @@ def test_a_request_whose_logits_are_nan_fails_alone(nan_llm: LLM) -> None:
     for fields in ({"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.5, "logprobs": 3}):
         fields |= {"logit_bias": {NAN_TOKEN: -100.0}}
         expected = generate(nan_llm, **fields).outputs[0].token_ids
-        with pytest.raises(RequestFailedError, match="not numbers"):
+        with pytest.raises(RequestFailedError, match="NaN or infinite"):
             generate(nan_llm, [*PROMPT, NAN_TOKEN], **fields)
         assert generate(nan_llm, **fields).outputs[0].token_ids == expected
-    with pytest.raises(RequestFailedError, match="not numbers"):
+    with pytest.raises(RequestFailedError, match="NaN or infinite"):
         generate(nan_llm, allowed_token_ids=[NAN_TOKEN], max_tokens=5)
     assert len(generate(nan_llm, allowed_token_ids=[NAN_TOKEN], max_tokens=1).outputs[0].token_ids) == 1
     stats = nan_llm.stats()
@@ -163,7 +163,7 @@ def test_nan_does_not_stay_in_the_prefix_cache(nan_llm: LLM) -> None:
     """One NaN in the embeddings reaches earlier positions of its step: the blocks that another prompt shares."""
     shared = [(number * 7 + 50) % 250 for number in range(300)]
     fields = {"temperature": 0.0, "logit_bias": {NAN_TOKEN: -100.0}}
-    with pytest.raises(RequestFailedError, match="not numbers"):
+    with pytest.raises(RequestFailedError, match="NaN or infinite"):
         generate(nan_llm, [*shared, NAN_TOKEN], **fields)
     first, again = [generate(nan_llm, [*shared, 7], **fields) for _ in range(2)]
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 296)

@@ -258,7 +258,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     [
         ({"pipeline_parallel_size": 2}, "is 2: cross-attention, which Whisper.* is not divided among workers"),
         ({"tensor_parallel_size": 3}, "is 3: cross-attention"),
-        ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one sound takes 50"),
+        ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one audio clip takes 50"),
         ({"enable_lora": True}, "has no adapters for it"),
         ({"speculative_config": {"method": "draft_model", "model": "PATH"}}, "method draft_model reads tokens"),
         ({"limit_mm_per_prompt": {"audio": 0}}, "limit_mm_per_prompt: audio is 0"),

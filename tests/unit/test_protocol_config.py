@@ -388,7 +388,7 @@ def test_host_memory_for_evicted_blocks() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"swap_space": 1}, "two names of one size"),
+        ({"swap_space": 1}, "both set the same size"),
         ({"enable_prefix_caching": False}, "needs the prefix cache"),
         ({"block_size": 8}, "multiple of 16 tokens"),
     ],

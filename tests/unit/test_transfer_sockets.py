@@ -121,7 +121,7 @@ def test_what_could_not_be_written_is_not_waited_for(pair: Pair) -> None:
 
 def test_other_engines_get_nothing(pair: Pair) -> None:
     pair.offer()
-    assert "other weights, types or parts" in pair.pull(fingerprint="other").fault
+    assert "other weights, data types or sharding" in pair.pull(fingerprint="other").fault
     assert len(pair.offers) == 1
 
 

@@ -134,7 +134,7 @@ class RejectionRules:
 
     def _alignment_fault(self, submit: Submit, spec: AlignmentSpec) -> tuple[str, str] | None:
         if self._media is None or not self._media.attended_rows:
-            return "the model of this engine attends to no sounds, so no text can be aligned with one", "model"
+            return "the model of this engine has no cross-attention to audio, so it cannot align text", "model"
         if fault := self._prompt_fault(submit):
             return fault
         num_tokens, limit = len(submit.prompt_token_ids), min(self._max_model_len, self._num_cache_tokens)
@@ -165,7 +165,7 @@ class RejectionRules:
         if adapter is None:
             return None
         if self._lora is None:
-            return f"this engine has no adapters, so not {adapter.name!r} either (--enable-lora)", "model"
+            return f"this engine serves no LoRA adapters, so not {adapter.name!r}: start it with --enable-lora", "model"
         if not 0 < adapter.rank <= self._lora.max_rank:
             limit = f"the limit is {self._lora.max_rank} (--max-lora-rank)"
             return f"the adapter {adapter.name!r} has rank {adapter.rank}, but {limit}", "model"
