@@ -15,7 +15,7 @@ def open_device(config: ResolvedConfig, *, number: int = 0, launches_early: bool
         launches_early: see `CudaDevice`; a CPU has no such launches.
 
     Raises:
-        StartupError: it does not exist, or this torch cannot compute on it.
+        StartupError: the device does not exist, or this torch cannot compute on it.
     """
     if config.device == "cuda":
         has_fp8_cache = config.kv_cache_dtype == "fp8"

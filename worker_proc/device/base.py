@@ -1,4 +1,4 @@
-"""The interface of a device: its memory, name and stream. How steps are computed is the runner's business."""
+"""The interface of a device: its memory, name and stream. Runners decide how steps are computed."""
 
 from abc import ABC, abstractmethod
 
@@ -14,11 +14,11 @@ class Device(ABC):
     """Display name: the model of the processor."""
     torch_device: torch.device
     total_bytes: int
-    """Memory that this process may use at most."""
+    """Memory limit of this process, in bytes."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Return the memory that is free now."""
+        """Return the free memory in bytes."""
 
     @abstractmethod
     def stream(self) -> Stream | None:
@@ -26,8 +26,8 @@ class Device(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Return freed memory to the system, and start to measure a new peak of this process's memory."""
+        """Return freed memory to the system, and start to measure a new memory peak of this process."""
 
     @abstractmethod
     def peak_growth_bytes(self) -> int:
-        """Return the peak of this process's memory since `reset_peak`, above its size then."""
+        """Return the growth of this process's memory peak since `reset_peak`, in bytes."""

@@ -1,4 +1,4 @@
-"""The CPU as a device: the memory that kernel and container leave free, and the number of compute threads."""
+"""The CPU as a device: memory that kernel and container leave free, and the number of compute threads."""
 
 import contextlib
 import ctypes
@@ -11,14 +11,14 @@ import torch
 from octavo.worker_proc.device.base import Device
 
 _RESET_PEAK = "5"
-"""Written to `clear_refs`, it resets VmHWM; see proc_pid_clear_refs(5)."""
+"""Value that resets VmHWM when written to `clear_refs`; see proc_pid_clear_refs(5)."""
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _MIN_RETURNED_BYTES = 256 * 2**10
 _MAX_KEPT_BYTES = 32 * 2**20
-"""The largest threshold that glibc chooses by itself, with a trim threshold of twice as much."""
+"""The largest threshold that glibc would choose; the trim threshold is twice as large."""
 
 
 class CpuDevice(Device):
@@ -26,7 +26,7 @@ class CpuDevice(Device):
 
     Args:
         num_threads: compute threads of torch in this process.
-        num_sharing: workers that share the memory in equal parts.
+        num_sharing: number of workers that share the memory equally.
         root: root of `/proc` and `/sys`; tests pass another folder.
     """
 
@@ -46,7 +46,7 @@ class CpuDevice(Device):
         return max(0, min([available, *(limit - used for limit, used in self._cgroups())])) // self._num_sharing
 
     def stream(self) -> None:
-        """Return `None` if the host computes."""
+        """Return `None`: the host computes."""
 
     def reset_peak(self) -> None:
         """Start to measure a new peak; if the kernel does not allow it, the old peak is the base."""

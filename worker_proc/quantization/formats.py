@@ -15,17 +15,17 @@ from octavo.worker_proc.quantization.rounding import Groups, to_fp8, to_groups, 
 Tensors = Iterator[tuple[str, Tensor]]
 
 _NIBBLES = 8
-"""Levels of 4 bits in an int32."""
+"""4-bit levels in an int32."""
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column, of eight, whose level is in each nibble of a word, lowest nibble first."""
 
 
 def packed(levels: Tensor, order: tuple[int, ...] = tuple(range(_NIBBLES))) -> Tensor:
-    """Return eight neighbours of the last dimension in each int32.
+    """Pack eight neighbours of the last dimension into each int32.
 
     Args:
         levels: integers below 16; the last dimension is a multiple of 8.
-        order: the level that goes into each nibble, the lowest nibble first.
+        order: index of the level that goes into each nibble, lowest nibble first.
     """
     words = levels.to(torch.int32).unflatten(-1, (-1, _NIBBLES))
     shifted = [words[..., level] << 4 * nibble for nibble, level in enumerate(order)]
@@ -33,21 +33,21 @@ def packed(levels: Tensor, order: tuple[int, ...] = tuple(range(_NIBBLES))) -> T
 
 
 def int8_tensors(layer: str, weight_OI: Tensor) -> Tensors:
-    """Yield the tensors of a layer in int-quantized: levels, and a scale for each output."""
+    """Yield the int-quantized tensors of a layer: levels, and a scale for each output."""
     levels_OI, scale_O1 = to_int8(weight_OI)
     yield f"{layer}.weight", levels_OI
     yield f"{layer}.weight_scale", scale_O1
 
 
 def fp8_tensors(layer: str, weight_OI: Tensor) -> Tensors:
-    """Yield the tensors of a layer in float-quantized: numbers, and a scale for each output."""
+    """Yield the float-quantized tensors of a layer: numbers, and a scale for each output."""
     numbers_OI, scale_O1 = to_fp8(weight_OI)
     yield f"{layer}.weight", numbers_OI
     yield f"{layer}.weight_scale", scale_O1
 
 
 def int4_tensors(layer: str, weight_OI: Tensor, group_size: int) -> Tensors:
-    """Yield the tensors of a layer in pack-quantized: symmetric groups of 4 bits."""
+    """Yield the pack-quantized tensors of a layer: symmetric groups of 4 bits."""
     groups = to_groups(weight_OI, group_size, is_symmetric=True)
     yield f"{layer}.weight_packed", packed(groups.levels_OI)
     yield f"{layer}.weight_scale", groups.scale_OG.half()
@@ -74,7 +74,7 @@ def compressed_config(kind: str, ignored: list[str], group_size: int) -> dict[st
     """Return the `quantization_config` of int8, int4 or fp8.
 
     Args:
-        kind: kind of these three.
+        kind: "int8", "int4" or "fp8".
         ignored: linear layers that were not quantized.
         group_size: group size of int4.
     """

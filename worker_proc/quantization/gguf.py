@@ -18,7 +18,7 @@ from octavo.worker_proc.quantization.checkpoint import Source
 from octavo.worker_proc.weights.rope_order import rope_order
 
 _OUTERS = ("token_embd.weight", "output.weight")
-"""Matrices of the vocabulary, which have 8 bits at least, as llama.cpp gives them more than the others."""
+"""Matrices over the vocabulary. They get at least 8 bits, because llama.cpp gives them more than the others, too."""
 _WHOLE = (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
 _FACTORS = "rope_freqs.weight"
 _PROJECTIONS = re.compile(r"\.self_attn\.([qk])_proj\.")
@@ -56,7 +56,7 @@ def _write_tensors(
     for name, tensor in _tensors(source, arch):
         block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[name]]
         num_bytes = tensor.numel() // block * block_bytes
-        # A type of elements that is not bytes: the shape counts elements.
+        # The element type is not bytes: the shape counts elements.
         writer.add_tensor_info(names[name], tuple(tensor.shape), np.dtype(np.float32), num_bytes, raw_dtype=kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,7 +100,7 @@ def _kind(name: str, tensor: Tensor, job: QuantizationJob) -> GGMLQuantizationTy
 
 
 def _tensors(source: Source, arch: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the file under the names of the checkpoint, queries and keys in the file's order."""
+    """Yield the tensors of the file under their checkpoint names, with queries and keys in the file's row order."""
     heads = {"q": source.config["num_attention_heads"]}
     heads["k"] = source.config.get("num_key_value_heads") or heads["q"]
     for name, tensor in source.tensors():

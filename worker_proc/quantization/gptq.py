@@ -1,4 +1,4 @@
-"""GPTQ: rounds one input after the other, and changes those that follow to make up for the error.
+"""GPTQ: rounds one input after another, and changes the following inputs to compensate for the error.
 
 Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers" (2023).
 """
@@ -13,18 +13,18 @@ from octavo.worker_proc.quantization.rounding import Groups, best_scales, levels
 _DAMPING = 0.01
 """Fraction of the diagonal's mean that is added to the diagonal, so that the matrix has an inverse."""
 _BLOCK = 128
-"""Inputs after which the error is passed on to all the others at once, which is faster."""
+"""Inputs per block. The error of a block is passed on to all later inputs at once, which is faster."""
 
 
 class Hessian:
-    """The second derivative of a layer's squared error by its inputs, up to a factor: the sum of x x^T."""
+    """The second derivative of a layer's squared error by its weights, up to a factor: the sum of x x^T."""
 
     def __init__(self, num_inputs: int) -> None:
         self.sum_II = torch.zeros(num_inputs, num_inputs)
         self._num_rows = 0
 
     def add(self, rows_TI: Tensor) -> None:
-        """Add the rows that a sample brings."""
+        """Add the rows of a sample."""
         self.sum_II.addmm_(rows_TI.T, rows_TI)
         self._num_rows += len(rows_TI)
 
@@ -36,7 +36,7 @@ class Rounded:
     levels: Groups
     """Groups of inputs in rounding order; levels in the order of the checkpoint."""
     group_of_input_I: Tensor
-    """int64."""
+    """Group of each input, int64."""
 
     def values(self) -> Tensor:
         """Return the dequantized weight, float32, shape OI."""
@@ -45,7 +45,7 @@ class Rounded:
         return (levels.levels_OI.float() - levels.zero_OG[:, self.group_of_input_I].float()) * scale_OI
 
     def split(self, outputs: list[int]) -> "list[Rounded]":
-        """Return the parts with so many outputs each."""
+        """Split by outputs into parts of these sizes."""
         levels = self.levels
         split = [values.split(outputs) for values in (levels.levels_OI, levels.scale_OG, levels.zero_OG)]
         parts = zip(*split, strict=True)
@@ -56,10 +56,10 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
     """Return the weight in symmetric groups of 4 bits.
 
     Args:
-        weight_OI: any float; its inputs are whole groups.
+        weight_OI: any float type; the number of inputs is a multiple of `group_size`.
         hessian: Hessian of the inputs; it is overwritten.
-        group_size: inputs that share a scale.
-        orders_by_activation: begin with the inputs with the largest activations.
+        group_size: number of inputs that share a scale.
+        orders_by_activation: whether to round the inputs with the largest activations first.
     """
     weight_OI, hessian_II = weight_OI.float().clone(), hessian.sum_II
     num_outputs, num_inputs = weight_OI.shape
@@ -101,7 +101,7 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
 def _up_to_date(
     weight_OI: Tensor, errors_OB: Tensor, factor_II: Tensor, begin: int, end: int, column: int, group_size: int
 ) -> Tensor:
-    """Return a group with the errors of the present block passed on to its inputs beyond the block too."""
+    """Return a group, after passing on the errors of the present block to inputs beyond the block."""
     group_OI = weight_OI[:, column : column + group_size].clone()
     beyond = end - column
     if beyond < group_size:

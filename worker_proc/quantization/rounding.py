@@ -1,6 +1,6 @@
 """Rounds the weights of a linear layer to levels and scales. Writes no files.
 
-Levels of 4 bits go from 0 to 15. A symmetric group has its zero at 8, an affine one anywhere.
+Levels have 4 bits, 0 to 15. The zero of a symmetric group is 8; the zero of an affine group is any level.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def scales_of(weight_OGI: Tensor, *, is_symmetric: bool, shrink: Tensor | float 
     Args:
         weight_OGI: float32, in groups.
         is_symmetric: whether all zeros are 8.
-        shrink: the part of the range that the levels cover, a number or shape OG.
+        shrink: part of the range that the levels cover, a number or shape OG.
     """
     low_OG, high_OG = weight_OGI.amin(2).clamp(max=0) * shrink, weight_OGI.amax(2).clamp(min=0) * shrink
     if is_symmetric:
@@ -61,7 +61,7 @@ def levels_of(weight_OGI: Tensor, scale_OG: Tensor, zero_OG: Tensor) -> Tensor:
 def best_scales(
     weight_OGI: Tensor, *, is_symmetric: bool, importance_GI: Tensor | float = 1.0, shrinks: Sequence[float] = SHRINKS
 ) -> tuple[Tensor, Tensor]:
-    """Return the scale and zero of each group with which rounding loses the least; see `scales_of`.
+    """Return the scale and zero of each group with the smallest rounding error; see `scales_of`.
 
     Args:
         weight_OGI: float32, in groups.
@@ -90,11 +90,11 @@ def to_groups(
     importance_I: Tensor | None = None,
     shrinks: Sequence[float] = SHRINKS,
 ) -> Groups:
-    """Round a weight to 4 bits in groups, each with the range that loses the least.
+    """Round a weight to 4 bits in groups. Each group gets the range with the smallest error.
 
     Args:
-        weight_OI: any float; its inputs are whole groups.
-        group_size: inputs that share a scale.
+        weight_OI: any float type; the number of inputs is a multiple of `group_size`.
+        group_size: number of inputs that share a scale.
         is_symmetric: whether all zeros are 8.
         importance_I: weight of the squared error of each input; `None` means equal weights.
         shrinks: see `best_scales`.

@@ -1,4 +1,4 @@
-"""Quantizes a checkpoint: chooses how, and joins reading, rounding and writing."""
+"""Quantizes a checkpoint: selects the method, and combines reading, rounding and writing."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ _CALIBRATION_SHARE = 0.9
 """Share of calibration in the progress of a job."""
 
 _WORD = 8
-"""Levels in an int32."""
+"""4-bit levels in an int32."""
 
 
 def quantize(job: QuantizationJob, report: Callable[[float], None]) -> Finished:
-    """Do a job.
+    """Run a job.
 
     Args:
         job: the job to run.
-        report: called with the share of the work that is done.
+        report: called with the finished fraction of the work.
 
     Raises:
-        ConfigError: the model or the text does not suit; nothing is left at the job's `out`.
+        ConfigError: the model or the text is not suitable; nothing is left at the job's `out`.
     """
     source = Source(Path(job.source))
     if job.format == "gguf":
@@ -68,13 +68,13 @@ class Calibrated:
     """Result of the calibration of a checkpoint."""
 
     layers: dict[str, list[tuple[str, Tensor]]]
-    """The tensors of each quantized layer."""
+    """Tensors of each quantized layer."""
     others: dict[str, Tensor]
-    """Further tensors that were changed, by name."""
+    """Other tensors that were changed, by name."""
 
 
 def _rounded(job: QuantizationJob, layer: str, weight_OI: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors of a layer that is rounded without a text."""
+    """Yield the tensors of a layer that is rounded without a text."""
     _require_divisible(job, layer, weight_OI)
     match job.format:
         case "int8":
@@ -111,7 +111,7 @@ def _calibrated(job: QuantizationJob, report: Callable[[float], None]) -> Calibr
 
 
 def _gptq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> dict[str, list[tuple[str, Tensor]]]:
-    """Quantize the linear layers of a block, in place; return their tensors by name."""
+    """Quantize the linear layers of a block in place. Return their tensors by name."""
     names = {linear: f"{name}.{layer}" for layer, linear in linears_of(block).items()}
     together = blocks.with_equal_inputs(names)
     hessians = {group[0]: gptq.Hessian(group[0].in_features) for group in together}
@@ -129,7 +129,7 @@ def _gptq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> 
 
 
 def _awq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> dict[str, list[tuple[str, Tensor]]]:
-    """Scale a block and quantize its linear layers, in place; return their tensors by name."""
+    """Scale a block and quantize its linear layers in place. Return their tensors by name."""
     seen = awq.scale_block(block, blocks, job.group_size)
     done = {}
     for layer, linear in linears_of(block).items():

@@ -1,6 +1,6 @@
 """Selects the weights of a checkpoint to quantize: those of the linear layers of its blocks.
 
-Not quantized are embeddings, the output layer, norms, and the routers of experts, which are small and decide much.
+Embeddings, the output layer, norms and expert routers are not quantized: they are small and affect the output much.
 """
 
 import re
@@ -12,7 +12,7 @@ from torch import nn
 from octavo.protocol.errors import ConfigError
 
 _EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight$")
-"""A matrix of one expert; transformers stacks them when it loads a checkpoint, so its modules have other names."""
+"""Weight of one expert. transformers stacks them when it loads a checkpoint, so its modules have other names."""
 _ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)$")
 _OUTPUT = "lm_head"
 
@@ -35,13 +35,13 @@ def skeleton(config: dict[str, Any], path: str) -> nn.Module:
 
 
 def linear_layers(model: nn.Module) -> tuple[set[str], list[str]]:
-    """Return the names of the linear layers to quantize, and of those to leave as they are."""
+    """Return the names of the linear layers to quantize, and the names of those to leave unquantized."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     kept = [name for name in names if name == _OUTPUT or name.endswith(f".{_OUTPUT}") or _ROUTER.search(name)]
     return set(names) - set(kept), kept
 
 
 def layer_of(tensor: str, linears: set[str]) -> str | None:
-    """Return the layer whose weight a tensor of the checkpoint is, if it is to be quantized."""
+    """Return the layer to quantize whose weight is this checkpoint tensor; `None` if there is none."""
     layer = tensor.removesuffix(".weight")
     return layer if layer != tensor and (layer in linears or _EXPERT.search(tensor)) else None

@@ -26,7 +26,7 @@ class BadWords:
                 self._longer.setdefault(word[-2], []).append(word)
         singles = [word[0] for word in words if len(word) == 1]
         self.ids: npt.NDArray[np.int64] = np.zeros(len(words), dtype=np.int64)
-        """Tokens that must not come next are the first `num_ids`."""
+        """Token ids; the first `num_ids` must not come next."""
         self.ids[: len(singles)] = singles
         self._num_singles = len(singles)
         self._num_ids = ctypes.c_int64(len(singles))
@@ -49,7 +49,7 @@ class BadWords:
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether the forbidden tokens change with the output: a word has several tokens."""
+        """Whether the forbidden tokens change with the output, because a word has several tokens."""
         return bool(self._longer)
 
     @property
@@ -59,7 +59,7 @@ class BadWords:
 
     @property
     def num_ids_address(self) -> int:
-        """The address of that number, for native code."""
+        """Address of that number, for native code."""
         return ctypes.addressof(self._num_ids)
 
     def tensor(self) -> Tensor:

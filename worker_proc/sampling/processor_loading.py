@@ -1,4 +1,4 @@
-"""Finds the logits processors that an engine is configured with. Runs none of them."""
+"""Finds the configured logits processors of an engine. Runs none of them."""
 
 import importlib
 import inspect
@@ -16,13 +16,13 @@ from octavo.protocol.params import SamplingParams
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
 
 ENTRY_POINTS = "octavo.logits_processors"
-"""Group of the entry points that may be named."""
+"""Entry point group of logits processors that can be named."""
 
 _METHODS = ("is_argmax_invariant", "update_state", "apply")
 
 
 def load_processors(config: ResolvedConfig, device: torch.device) -> Processors | None:
-    """Return the processors of an engine, None if it has none.
+    """Return the processors of an engine; `None` if it has none.
 
     Raises:
         ConfigError: a processor cannot be found, imported or made.
@@ -42,7 +42,7 @@ def _factory(source: ProcessorSource, config: ResolvedConfig, device: torch.devi
         factory.make()
     except ConfigError:
         raise
-    except Exception as error:  # the author's code, which may raise anything
+    except Exception as error:  # user code, which may raise anything
         raise ConfigError(
             f"logits processor {source.name}: {type(error).__name__}: {error}",
             phase="loading logits processors",
@@ -75,7 +75,7 @@ def _module_of_file(path: str) -> Any:
 
 
 def _class_of(name: str, loaded: Any) -> Any:
-    """Return a class with the interface of `LogitsProcessor`; a function becomes one that changes every row."""
+    """Return a class with the interface of `LogitsProcessor`. A function becomes a class that changes every row."""
     if isinstance(loaded, type):
         if missing := [method for method in _METHODS if not callable(getattr(loaded, method, None))]:
             raise _error(f"logits processor {name} has no method {missing[0]}", "see octavo.LogitsProcessor")
@@ -100,7 +100,7 @@ def _class_of(name: str, loaded: Any) -> Any:
 
 
 def _validator(kind: Any) -> Any:
-    """Return the check of a request's parameters. A class need not derive from `LogitsProcessor`."""
+    """Return the function that checks a request's parameters. A class need not derive from `LogitsProcessor`."""
     return getattr(kind, "validate_params", LogitsProcessor.validate_params)
 
 

@@ -1,6 +1,6 @@
 """Runs logits processors, which are user code, between the model's logits and the sampler.
 
-Keeps their batch up to date, and finds the requests that a processor raises for. Loads none of them.
+Keeps the processors' batch up to date, and finds requests for which a processor raises. Loads no processors.
 """
 
 import logging
@@ -33,7 +33,7 @@ _COPIED = [row.name for row in ROWS if row.is_copied]
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFactory:
-    """A processor that can be made."""
+    """Creates a processor."""
 
     name: str
     make: Callable[[], LogitsProcessor]
@@ -43,7 +43,7 @@ class ProcessorFactory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """A request in the processors' batch; its index is that of its row of logits."""
+    """A request in the processors' batch; its index is its row of logits."""
 
     row: Row
     params: SamplingParams
@@ -70,8 +70,8 @@ class Processors:
     """All processors of an engine, in the order in which they are configured.
 
     A request joins their batch with its first draw, and again after a preemption, with its outputs so far. When a
-    processor raises, the step is repeated with new processors for each request alone: requests for which one raises
-    again fail, and the others continue with the same tokens as without the fault.
+    processor raises, the step is repeated with new processors for each single request. Requests for which one raises
+    again fail; the others continue with the same tokens as without the fault.
     """
 
     def __init__(self, factories: Sequence[ProcessorFactory]) -> None:
@@ -81,7 +81,7 @@ class Processors:
         """Requests without further tokens, by the id of their row."""
         self._faults: list[StepFault] = []
         self._processors: list[LogitsProcessor] | None = None
-        """`None` if they must be created, and the whole batch added."""
+        """`None` if they must be created, and the complete batch added."""
 
     def admit(self, row: Row) -> None:
         """Have all processors check the parameters of a new request."""
@@ -93,23 +93,23 @@ class Processors:
                 factory.validate(params)
         except ValueError as error:
             self._fail(row, StepFault(row.slot, f"extra_args: {_text(error)}", "extra_args"))
-        except Exception as error:  # the author's code, which may raise anything
+        except Exception as error:  # user code, which may raise anything
             self._fail(row, StepFault(row.slot, f"a logits processor raised {type(error).__name__}: {_text(error)}"))
 
     def take_faults(self) -> list[StepFault]:
-        """Return which requests have failed since the last call, and why."""
+        """Return the requests that have failed since the last call, with the reasons."""
         faults, self._faults = self._faults, []
         return faults
 
     def apply(self, logits_RV: Tensor, rows: Sequence[Row], batch: BatchState) -> Tensor:
-        """Return the float32 logits that draws choose from; NaN, which draws nothing, for requests that have failed.
+        """Return the float32 logits for the draws. Rows of failed requests are NaN, from which nothing is drawn.
 
         Processors do not see alignment requests, whose draws have no meaning.
 
         Args:
-            logits_RV: the model's, a row for each draw; left as they are.
-            rows: the request of each draw.
-            batch: knows all tokens of these requests.
+            logits_RV: the model's logits, a row for each draw; not modified.
+            rows: request of each draw.
+            batch: batch that knows all tokens of these requests.
         """
         self._failed = {key: row for key, row in self._failed.items() if _is_in(row, batch)}
         failed = [place for place, row in enumerate(rows) if id(row) in self._failed]
@@ -152,7 +152,7 @@ class Processors:
         return logits_BV if is_whole else logits_BV[indices]
 
     def _apply_alone(self, logits_RV: Tensor, indices: list[int]) -> Tensor:
-        """Apply new processors to each request by itself; requests for which one raises fail."""
+        """Apply new processors to each single request. Requests for which one raises fail."""
         changed = []
         for index, logits_V in zip(indices, logits_RV, strict=True):
             entry = self._entries[index]
@@ -160,7 +160,7 @@ class Processors:
             try:
                 processors = [factory.make() for factory in self._factories]
                 changed.append(_run(processors, BatchUpdate(1, [], [entry.added_at(0)], []), logits_1V, [entry.params]))
-            except Exception as error:  # the author's code
+            except Exception as error:  # user code, which may raise anything
                 message = f"a logits processor raised {type(error).__name__}: {_text(error)}"
                 self._fail(entry.row, StepFault(entry.row.slot, message))
                 changed.append(torch.full_like(logits_1V, torch.nan))
@@ -169,7 +169,8 @@ class Processors:
         return torch.cat(changed)
 
     def _update_batch(self, rows: Sequence[Row], batch: BatchState) -> BatchUpdate | None:
-        """Remove requests that left and add new ones; return the changes for the processors, None if there are none."""
+        """Remove requests that left, and add new ones. Return the changes for the processors, `None` if there are
+        none."""
         gaps = []
         for index, entry in enumerate(self._entries):
             if _is_in(entry.row, batch):
@@ -204,7 +205,7 @@ class Processors:
 
 
 def caller_params(spec: SamplingSpec) -> SamplingParams:
-    """Return a request's parameters as processors see them: resolved, with everything that decides its tokens."""
+    """Return a request's parameters as processors see them: resolved, with everything that determines its tokens."""
     return SamplingParams(
         **{name: getattr(spec, name) for name in _COPIED},
         temperature=spec.temperature,
@@ -220,7 +221,7 @@ def caller_params(spec: SamplingSpec) -> SamplingParams:
 def _run(
     processors: Sequence[LogitsProcessor], update: BatchUpdate | None, logits_BV: Tensor, params: list[SamplingParams]
 ) -> Tensor:
-    """Apply processors. Those that are argmax-invariant run last, and not for greedy requests."""
+    """Apply processors. Argmax-invariant ones run last, and not for greedy requests."""
     for processor in processors:
         processor.update_state(update)
     invariant = [processor for processor in processors if processor.is_argmax_invariant()]

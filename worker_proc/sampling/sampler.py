@@ -23,11 +23,11 @@ from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
 PASSES_OF_A_DRAW = 5
-"""Cost of a draw with noise, in greedy draws; a wide nucleus costs more."""
+"""Cost of a draw with noise, in greedy draws. A wide nucleus costs more."""
 
 
 DrawAgain = Callable[[Tensor], list[int]]
-"""Draws for rows of logits as `Sampler.sample` does."""
+"""Draws tokens for rows of logits, as `Sampler.sample` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Draw:
 class Sampler:
     """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
 
-    The order: logit bias, min_tokens and bad words, penalties, allowed tokens, the rule of timestamps. Greedy requests
-    then take the most likely token; for the others follow temperature, min_p, top_k, top_p and noise. With a native
+    The order: logit bias, min_tokens and bad words, penalties, allowed tokens, timestamp rule. Greedy requests then
+    take the most likely token; the others continue with temperature, min_p, top_k, top_p and noise. With a native
     library this is one call for all rows, otherwise it runs through torch. The tokens are the same, unless the edge of
     a nucleus depends on the rounding of probabilities.
 
     Args:
-        vocab_size: logits in a row.
-        library: the native one; `None` means torch.
+        vocab_size: number of logits per row.
+        library: native library; `None` means torch.
         max_threads: most threads of a native call.
         choose_threads: returns the number of threads for an amount of work (`ThreadPolicy.choose`); all of them by
             default.
@@ -86,12 +86,12 @@ class Sampler:
         return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
 
     def prepare(self, states: Sequence[SamplingState], positions_R: Ints, num_outputs_R: Ints) -> DrawAgain:
-        """Return a function that draws one token for each of these states, however often it is called.
+        """Return a function that draws one token for each of these states. It may be called repeatedly.
 
         Args:
             states: states of the draws.
-            positions_R: numbers of tokens before them. The arrays may be changed between two calls, but not replaced.
-            num_outputs_R: numbers of outputs among them.
+            positions_R: numbers of tokens before the draws. The arrays may be changed between calls, but not replaced.
+            num_outputs_R: numbers of outputs among these tokens.
         """
         if (native := self._native) is None:
             return lambda logits_RV: self.sample(
@@ -108,8 +108,8 @@ class Sampler:
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]]
     ) -> list[RowLogprobs]:
-        """Return the logprobs of one token per row, and of its most likely tokens (a number) or of given ones (a
-        list)."""
+        """Return the logprobs of one token per row, and either of a number of most likely tokens or of a list of given
+        tokens."""
         if self._native is not None:
             num_threads = self._choose_threads(PASSES_OF_A_DRAW * self._vocab_size * len(token_ids))
             return self._native.logprobs(logits_RV, token_ids, tops, num_threads)
@@ -121,7 +121,7 @@ class Sampler:
         """Return the logprobs of some draws in the mode of each request, after `sample` has drawn `token_ids`.
 
         Args:
-            logits_RV: the model's, a row per draw.
+            logits_RV: the model's logits, a row per draw.
             draws: draws of requests with logprobs.
             token_ids: drawn tokens.
             changed_RV: logits that were passed to `sample`; `None` means `logits_RV`.
@@ -143,7 +143,7 @@ class Sampler:
         return found
 
     def _processed(self, logits_V: Tensor, draw: Draw) -> Tensor:
-        """Return the logits that a draw chooses from; minus infinity for tokens that it cannot choose."""
+        """Return the logits that a draw chooses from, minus infinity for tokens that it cannot choose."""
         state, spec = draw.state, draw.state.spec
         if state.changes_logits(draw.num_outputs):
             logits_V = changed_logits(logits_V, state, draw.num_outputs)
@@ -183,7 +183,7 @@ class Sampler:
 
 
 def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> Tensor:
-    """Return a copy of one row of logits with all of a request's changes, all finite if they were."""
+    """Return a copy of one row of logits with all of a request's changes. Finite logits stay finite."""
     logits_V = logits_V.clone()
     if state.bias_ids.numel():
         logits_V[state.bias_ids] += state.bias_values
@@ -208,5 +208,5 @@ def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> 
 
 
 def as_logits(row: RowLogprobs, logits_V: Tensor, token_id: int) -> RowLogprobs:
-    """Return the logits in place of the log-probabilities."""
+    """Return the logits in place of the logprobs."""
     return replace(row, token_logprob=float(logits_V[token_id]), top_logprobs=logits_V[row.top_token_ids].tolist())

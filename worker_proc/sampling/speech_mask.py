@@ -16,7 +16,7 @@ class SpeechMask:
         rules: timestamp rules of the request.
         output: tokens output so far.
         vocab_size: vocabulary size of the model.
-        allowed_W: other tokens are never drawn, as `pack_mask` has them; `None` if all may be.
+        allowed_W: mask of tokens that may be drawn at all, packed by `pack_mask`; `None` if all may be.
     """
 
     def __init__(self, rules: SpeechRules, output: list[int], vocab_size: int, allowed_W: Tensor | None) -> None:
@@ -27,7 +27,7 @@ class SpeechMask:
         self._always[list(rules.suppressed)] = False
         self._words_W: npt.NDArray[np.int32] = np.zeros(num_words, dtype=np.int32)
         self.allowed_W = torch.from_numpy(self._words_W)
-        """The mask of the next draw, see `octavo.kernels.token_mask`."""
+        """Mask of the next draw; see `octavo.kernels.token_mask`."""
         self._tail: tuple[int, ...] = ()
         """The last two tokens."""
         self._last_timestamp = -1
@@ -37,7 +37,7 @@ class SpeechMask:
 
     @property
     def after_first_W(self) -> Tensor:
-        """The mask of all draws but the first, without timestamps."""
+        """Mask of all draws but the first, without timestamps."""
         return torch.from_numpy(_packed(self._always))
 
     def add(self, token_id: int) -> None:
@@ -77,7 +77,7 @@ class SpeechMask:
         elif ends_with_timestamp:
             allowed[: rules.end] = False
         if self._last_timestamp >= 0:
-            # The timestamp that ends a segment may begin the next one; otherwise time goes on.
+            # The timestamp that ends a segment may begin the next one; otherwise time must advance.
             next_timestamp = self._last_timestamp + (not (ends_with_timestamp and not begins_segment))
             allowed[first:next_timestamp] = False
 

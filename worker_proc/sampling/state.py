@@ -22,8 +22,8 @@ from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
 from octavo.worker_proc.sampling.speech_mask import SpeechMask
 
 LARGEST = 1e30
-"""Bound of changed logits, and of a repetition penalty and its inverse. Differences of infinities are NaN, and one such
-request would end the engine. At temperature 0.01 the bound still fits float32."""
+"""Bound of changed logits, and of a repetition penalty and its inverse. Differences of infinities would be NaN, and one
+such request would end the engine. At temperature 0.01 the bound still fits float32."""
 
 
 @dataclass(slots=True)
@@ -34,18 +34,18 @@ class SamplingState:
     bias_ids: Tensor
     """int64; empty when there is no logit bias."""
     bias_values: Tensor
-    """float32."""
+    """float32, values of the logit bias."""
     withheld_ids: Tensor
     """int64: end and stop tokens, not drawn before `min_tokens`; empty without `min_tokens`."""
     penalties: PenaltyCounts | None
     bad_words: BadWords | None
     always_allowed_W: Tensor | None
-    """The mask of `allowed_token_ids` and `speech`; `None` if all tokens are allowed."""
+    """Mask of `allowed_token_ids` and `speech`; `None` if all tokens are allowed."""
     speech: SpeechMask | None = None
     first_timestamp: int = 0
-    """Text before it is ruled out where a timestamp is likelier; 0: never."""
+    """First timestamp token. Text is ruled out where a timestamp is likelier; 0: never."""
     allowed_W: Tensor | None = field(init=False)
-    """The mask of the next draw; `None` if all tokens are allowed."""
+    """Mask of the next draw; `None` if all tokens are allowed."""
     _native: SampledRequest | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class SamplingState:
 
     @classmethod
     def prepare(cls, spec: SamplingSpec, prompt: list[int], output: list[int], vocab_size: int) -> "SamplingState":
-        """Prepare a request that enters the batch with some outputs, none unless it ran before.
+        """Prepare a request that enters the batch. Its output is empty unless it ran before.
 
         Token ids outside the vocabulary are dropped from biases and stops: they can never be drawn.
         """
@@ -79,12 +79,12 @@ class SamplingState:
         )
 
     def mask(self, words: bytes | memoryview) -> None:
-        """Allow in the next draw only the tokens of a mask, as `pack_mask` makes it, that are allowed at all."""
+        """Restrict the next draw to the tokens of a mask (packed by `pack_mask`) that are also allowed in general."""
         allowed_W = torch.frombuffer(bytearray(words), dtype=torch.int32)
         self._allow(allowed_W if self.always_allowed_W is None else allowed_W & self.always_allowed_W)
 
     def with_mask(self, words: bytes | memoryview | None) -> "SamplingState":
-        """Return this state as another draw finds it, which has this mask or none. It shares everything else."""
+        """Return this state for another draw, with this mask or none. Everything else is shared."""
         state = copy(self)
         state._native, state.allowed_W = None, self.always_allowed_W
         if words is not None:
@@ -104,7 +104,7 @@ class SamplingState:
 
     @property
     def has_own_mask(self) -> bool:
-        """True when the next draw has a mask of its own."""
+        """Whether the next draw has a mask of its own."""
         return self.allowed_W is not self.always_allowed_W
 
     @property
@@ -114,23 +114,23 @@ class SamplingState:
 
     @property
     def is_greedy(self) -> bool:
-        """True when the most likely token is taken and no noise is drawn."""
+        """Whether the most likely token is taken, without noise."""
         return self.spec.temperature == 0.0
 
     @property
     def has_filters(self) -> bool:
-        """True when tokens may be ruled out by their probability."""
+        """Whether tokens may be ruled out by their probability."""
         return _is_any_used(self.spec, FILTERS)
 
     @property
     def native_address(self) -> int:
-        """The address of this state for native code; valid as long as the object lives."""
+        """Address of this state for native code; valid as long as the object lives."""
         if self._native is None:
             self._native = self._to_native()
         return ctypes.addressof(self._native)
 
     def changes_logits(self, num_outputs: int) -> bool:
-        """True when the logits of the next draw are not the model's own."""
+        """Whether the logits of the next draw differ from the model's."""
         return (
             self.penalties is not None
             or self.allowed_W is not None

@@ -11,7 +11,7 @@ from octavo.worker_proc.training.sampler_forward import SamplerForward
 
 
 class _WithValues(torch.autograd.Function):
-    """Other values for a tensor; gradients pass through unchanged."""
+    """Replaces the values of a tensor; gradients pass through unchanged."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, computed: Tensor, values: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ class _WithValues(torch.autograd.Function):
 
 
 def exact_logprobs(model: nn.Module, forward: SamplerForward, token_ids: Sequence[int]) -> Tensor:
-    """Return the logprob of each token but the first, float32, as the engine draws with these weights.
+    """Return the logprob of each token but the first, float32, as the engine computes it with these weights.
 
     The values come from the engine's kernels, so the divergence between the trainer and a sampler with the same weights
     is exactly 0. The gradients are torch's: both compute the same function, rounded differently.

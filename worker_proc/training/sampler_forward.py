@@ -28,7 +28,7 @@ from octavo.worker_proc.weights.load import packer_of, torch_dtype
 
 
 class SamplerForward:
-    """Computes logprobs with an engine's kernels. `load` the weights first, and again after each change of them.
+    """Computes logprobs with an engine's kernels. Call `load` first, and again after each change of the weights.
 
     Args:
         config: the engine's `EngineFacts.config`: `llm.client.facts.config`.
@@ -39,7 +39,7 @@ class SamplerForward:
 
     def __init__(self, config: bytes) -> None:
         engine = msgspec.msgpack.decode(config, type=ResolvedConfig)
-        # One worker gives the bits of several.
+        # One worker has the same bits as several.
         self._config = replace(
             engine, world_size=1, pipeline_parallel_size=1, data_parallel_size=1, enable_expert_parallel=False
         )
@@ -57,7 +57,7 @@ class SamplerForward:
 
     @torch.inference_mode()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take over all weights, converted to the engine's type and packed as the engine packs them.
+        """Copy all weights, converted to the engine's type and packed as the engine packs them.
 
         Args:
             tensors: tensors of the checkpoint, by the names of Hugging Face, such as `model.state_dict().items()`.
@@ -66,7 +66,7 @@ class SamplerForward:
             ConfigError: a tensor is missing, unexpected, or of another shape; or the model has recurrent states.
         """
         config = self._config
-        self._runner = None  # gives its memory back before the new one takes as much
+        self._runner = None  # frees its memory before the new runner allocates as much
         model = build_model(config.model, Placement(torch_dtype(config), sharding=Sharding.of(config, 0)))
         if model.state_group is not None:
             raise ConfigError(f"{config.model.architecture} has recurrent states", hint="train a model without them")

@@ -23,14 +23,14 @@ class Engines(Protocol):
         """Return the number of workers."""
 
     async def init_weight_transfer_engine(self, group: TransferGroup) -> None:
-        """Make all workers join."""
+        """Make all workers join the group."""
 
     async def update_weights(self, weights: Transfer, *, label: str, is_partial: bool, in_flight: InFlightMode) -> int:
-        """Make all workers receive."""
+        """Make all workers receive the weights."""
 
 
 class WeightSender:
-    """Rank 0 of the group. Made by `open`."""
+    """Rank 0 of the group. Create it with `open`."""
 
     def __init__(self, client: Engines, rank: TransferRank, world_size: int) -> None:
         self._client = client
@@ -80,7 +80,7 @@ class WeightSender:
         is_partial: bool = False,
         in_flight: InFlightMode = "recompute",
     ) -> int:
-        """Exchange the weights of all engines; see `AsyncClient.update_weights`.
+        """Replace the weights of all engines; see `AsyncClient.update_weights`.
 
         Returns:
             The version of the new weights.
@@ -118,7 +118,7 @@ class WeightSender:
 
 
 async def _until_set(store: TCPStore, keys: list[str], call: "asyncio.Future[Any]") -> None:
-    """Wait until workers have set keys; raises the error of their call, if it fails first."""
+    """Wait until workers have set keys. Raises the error of their call if it fails first."""
     while not store.check(keys):
         if call.done():
             call.result()

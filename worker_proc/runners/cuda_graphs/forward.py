@@ -18,7 +18,7 @@ class GraphForward:
     """See `octavo.worker_proc.runners.host.Forward`.
 
     Args:
-        graphs: compute.
+        graphs: computes the steps.
         stream: stream of the device.
         cache_buffers: buffers of keys and values.
         max_size: largest size of a step.
@@ -80,9 +80,9 @@ class GraphForward:
         return {}
 
     def choose_threads(self, work: int) -> int:
-        """Return one: nothing here is native work."""
+        """Return 1: there is no native work."""
         return 1
 
     def use_model(self, model: Model | None) -> None:
-        """Never called: graphs know the addresses of weights."""
+        """Never called: graphs refer to the addresses of weights."""
         raise AssertionError("graphs compute with the model that they were captured with")

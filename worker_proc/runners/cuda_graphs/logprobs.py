@@ -1,7 +1,7 @@
-"""Logprobs of what a step samples, and of the prompt tokens it computes; they are read when the step is over.
+"""Logprobs of a step's samples and of its prompt tokens, read when the step is over.
 
-Two kernels after the draw report up to `MAX_TOP` most likely tokens. A step with a request that names tokens, or has
-more, samples without a graph; its logprobs are computed from the same logits, with the same bits.
+Two kernels after the draw report up to `MAX_TOP` most likely tokens. A step with a request that names tokens or needs
+more samples without a graph; its logprobs are computed from the same logits, with the same bits.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class SampleLogprobs:
     """Logprobs of the samples of a step whose requests report them, in order."""
 
     rows: Sequence[int]
-    """The row of each of these samples."""
+    """Row of each of these samples."""
     top: RowsLogprobs
     named: RowsLogprobs | None
     """Logprobs of tokens that requests name explicitly; `None` if no request names any."""
@@ -65,7 +65,7 @@ class DevicePromptLogprobs:
     """Logprobs of the most likely tokens, and of the tokens that the request names for any of these positions."""
     num_top: int
     num_named: list[int]
-    """Tokens that the request names for each position."""
+    """Number of tokens that the request names for each position."""
 
     def rows(self) -> list[RowLogprobs]:
         """See `octavo.worker_proc.executor.runner.PendingLogprobs`."""
@@ -79,22 +79,22 @@ class DevicePromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reported:
-    """The samples of a step that report logprobs, and the values these are computed from."""
+    """The samples of a step that report logprobs, and the values that the logprobs are computed from."""
 
     places_A: Tensor
-    """int64, their places among all samples of the step."""
+    """int64, indices among all samples of the step."""
     values_AV: Tensor
-    """The model's logits, or the processed ones that the token is sampled from."""
+    """The model's logits, or the processed logits that tokens are sampled from."""
     is_logit_A: Tensor | None
-    """Rows that report the value itself; `None` if none does."""
+    """Rows that report the value itself instead of its logprob; `None` if none does."""
     num_top: int
-    """The largest number of most likely tokens."""
+    """Largest number of most likely tokens in a row."""
     named_AL: Tensor | None
-    """int64, the tokens that requests name in place of those, padded with token 0; `None` if no request names any."""
+    """int64, tokens that requests name explicitly, padded with token 0; `None` if no request names any."""
 
 
 class LogprobReporter:
-    """Computes logprobs of the latest step; nothing waits for the device.
+    """Computes logprobs of the latest step. The host never waits for the device.
 
     Args:
         graphs: graphs that computed the step.
@@ -120,7 +120,7 @@ class LogprobReporter:
         self._logprobs(values_1V, row_1, row_1.unsqueeze(1), None)
 
     def before_sampling(self, samples: Samples, table: SlotTable, raw_NV: Tensor, drawn_from_NV: Tensor) -> Reported:
-        """Take the values to report before sampling changes the counts of the requests.
+        """Take the values to report, before sampling changes the counts of the requests.
 
         Args:
             samples: samples of the step, some of which report logprobs.
@@ -150,7 +150,8 @@ class LogprobReporter:
         )
 
     def after_sampling(self, reported: Reported, tokens_N: Tensor) -> SampleLogprobs:
-        """Return the logprobs, given the tokens of all samples of the step; any values where there is no token."""
+        """Return the logprobs, given the tokens of all samples of the step. Where there is no token, values are
+        arbitrary."""
         tokens_A = tokens_N.index_select(0, reported.places_A).clamp(min=0)
         top = self._logprobs(reported.values_AV, tokens_A, reported.num_top, reported.is_logit_A)
         named = None
@@ -181,7 +182,7 @@ class LogprobReporter:
         return DevicePromptLogprobs(pieces, spec.prompt_logprobs or 0, list(map(len, named)))
 
     def _padded(self, lists: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return lists of token ids as a matrix, padded with token 0; None if all are empty."""
+        """Return lists of token ids as a matrix, padded with token 0; `None` if all are empty."""
         if not any(lists):
             return None
         named_AL = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)

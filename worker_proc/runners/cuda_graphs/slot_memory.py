@@ -22,12 +22,12 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A value, or a list of them, that every slot has."""
+    """A number, or a list of numbers, per slot."""
 
     name: str
     dtype: torch.dtype
     width: int | None = None
-    """Numbers per slot; `None` means one, and the column has one dimension."""
+    """Numbers per slot; `None` means one number, and a one-dimensional column."""
 
 
 class SlotMemory:
@@ -91,7 +91,7 @@ class SlotMemory:
         self._changes[first_word] = words_of(values, column.dtype)
 
     def write_row(self, name: str, slot: int, values: npt.NDArray[np.int32]) -> None:
-        """Change a whole row of a wide int32 column: it is sent without an index for each of its words.
+        """Replace a row of a wide int32 column. It is sent without an index per word.
 
         A later write to the same row before the next `take_rows` replaces an earlier one.
         """

@@ -1,6 +1,6 @@
 """The device's copy of the batch: sampling parameters, block ids and last token of every slot.
 
-Updated by differences: from the states that `sampling` keeps on the host, and from plans. Samples nothing.
+Updated by differences: from plans, and from the sampling states on the host. Samples nothing.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ BLOCK_IDS, LAST_TOKEN, ADAPTER = "block_ids", "last_token", "adapter"
 """Columns in addition to those of sampling; each cache group has a column of block ids."""
 
 MIN_SEEN = 1024
-"""Smallest length of the lists of seen tokens."""
+"""Smallest capacity of the lists of seen tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Widths:
     """The capacity of the lists of a request."""
 
     sampling: SamplingWidths
-    """`seen` is 0 until a request has penalties: its lists are by far the longest, and few requests need them."""
+    """`seen` is 0 until a request has penalties: its lists are by far the longest, and are rarely needed."""
     max_seen: int
-    """Upper bound of `seen`: different tokens in the prompt and output of any request."""
+    """Upper bound of `seen`: distinct tokens in the prompt and output of any request."""
     blocks: int = 0
     """Blocks of each cache group."""
     num_groups: int = 1
 
     def holding(self, state: SamplingState) -> "Widths":
-        """Return these, enlarged where the lists of a request are longer."""
+        """Return these widths, enlarged where a request's lists are longer."""
         num_seen = len(state.penalties.seen_ids) if state.penalties else 0
         sampling = replace(
             self.sampling,
@@ -54,10 +54,10 @@ class Widths:
 
 
 class SlotTable:
-    """The slots of a batch, and one more for padding rows, which no request uses.
+    """The slots of a batch, and an idle slot for padding rows.
 
-    The lists of requests have memory of their own, which `grow` replaces. Kernels, and so captured graphs, find it
-    through `RequestTable.lists_L2`, which stays where it is, as everything else does.
+    Lists of requests have separate memory, which `grow` replaces. Kernels, and so captured graphs, find it through
+    `RequestTable.lists_L2`, which keeps its address, as everything else does.
 
     Args:
         num_slots: number of slots of the batch.
@@ -87,7 +87,7 @@ class SlotTable:
         """block_ids_SP of each cache group."""
         self.last_token_S = self._memory.tensor(LAST_TOKEN)
         self.drafts_KS = torch.zeros(max(1, max_drafts), num_slots + 1, dtype=torch.int64, device=device)
-        """The latest drafts of each slot that the device has made."""
+        """Latest drafts that the device made for each slot."""
         self.following_KS = self.drafts_KS
         """Tokens that `DRAFTED`, minus an index, refers to among the token ids of a step."""
         self._adapter_S = self._memory.tensor(ADAPTER)
@@ -95,7 +95,7 @@ class SlotTable:
             if column.initial:
                 self._memory.tensor(name).fill_(column.initial)
         self._sent_values: list[dict[str, tuple[float, ...]]] = [dict(_INITIAL) for _ in range(num_slots)]
-        """The values that each slot has on the device, so that only changes are sent."""
+        """Values of each slot on the device, so that only changes are sent."""
 
     @property
     def num_bytes(self) -> int:
@@ -104,11 +104,11 @@ class SlotTable:
 
     @property
     def memories(self) -> tuple[SlotMemory, SlotMemory]:
-        """The lists and the other columns, with the changes that are not sent yet."""
+        """The lists and the other columns, with changes that have not been sent yet."""
         return self._lists, self._memory
 
     def grow(self, widths: SamplingWidths) -> None:
-        """Make room for longer lists. All changes must have been sent; graphs stay valid."""
+        """Make room for longer lists. All changes must have been sent; captured graphs stay valid."""
         self.widths = replace(self.widths, sampling=widths)
         outgrown, self._lists = self._lists, SlotMemory(_list_columns(widths), self.idle_slot + 1, self._lists.device)
         for name in LISTS:
@@ -117,13 +117,13 @@ class SlotTable:
         self.requests = self._find_lists()
 
     def adapters_of(self, slots_T: Tensor) -> Tensor:
-        """Return the slots of the adapters of the requests in some slots, `NO_ADAPTER` for those without one."""
+        """Return the adapter slots of the requests in some slots, `NO_ADAPTER` for requests without an adapter."""
         return self._adapter_S[slots_T] - 1
 
     def admit(
         self, slot: int, state: SamplingState, block_ids: Sequence[Sequence[int]], adapter_slot: int = NO_ADAPTER
     ) -> None:
-        """Give a slot to a request whose lists fit into the table."""
+        """Assign a slot to a request whose lists fit into the table."""
         self._set(slot, ADAPTER, adapter_slot + 1)
         for name, numbers in scalar_columns(state).items():
             self._set(slot, name, *numbers)
@@ -133,7 +133,7 @@ class SlotTable:
         self.append_blocks(slot, [0] * len(block_ids), block_ids)
 
     def append_blocks(self, slot: int, starts: Sequence[int], block_ids: Sequence[Sequence[int]]) -> None:
-        """Append blocks of each cache group to a slot that has `starts` of them."""
+        """Append blocks of each cache group to a slot that has `starts` blocks."""
         columns = zip(_block_columns(self.widths), self.segment_labels, starts, block_ids, strict=True)
         for name, labels, start, ids in columns:
             self._write(slot, name, ids, start)
@@ -152,7 +152,7 @@ class SlotTable:
             self._write(slot, "bad_ids_SX", state.bad_words.ids[: state.bad_words.num_ids])
 
     def _find_lists(self) -> RequestTable:
-        """Return the table for kernels, after the device has learned where the lists are."""
+        """Return the table for kernels, after sending the device the addresses of the lists."""
         lists = {name: self._lists.tensor(name) for name in LISTS}
         self._addresses_L2.copy_(addresses_of(list(lists.values())))
         fixed = {name: self._memory.tensor(name) for name in COLUMNS if name not in lists}
@@ -174,7 +174,7 @@ class GroupTable:
 
     Args:
         table: table of the runner.
-        group: the cache group of its model.
+        group: cache group of the table's model.
     """
 
     def __init__(self, table: SlotTable, group: int) -> None:
@@ -192,10 +192,10 @@ class GroupTable:
         self.following_KS = self.sampled_KS
         """See `SlotTable.following_KS`."""
         self.limits_S = torch.zeros_like(table.last_token_S)
-        """Positions that a request has room for; 0 for the idle slot."""
+        """Positions that each request has room for; 0 for the idle slot."""
 
     def follow_tokens(self) -> None:
-        """Take over the last tokens of the model, in place of drafts."""
+        """Copy the last tokens of the model, in place of drafts."""
         self.last_token_S.copy_(self._table.last_token_S)
 
     @property
@@ -218,7 +218,7 @@ _INITIAL: dict[str, tuple[float, ...]] = {
     for name, column in COLUMNS.items()
     if not isinstance(column.width, str)
 } | {ADAPTER: (0,)}
-"""The values of a slot before its first request; lists are empty."""
+"""Values of a slot before its first request; lists are empty."""
 
 
 def _fixed_columns(widths: Widths) -> list[Column]:

@@ -1,7 +1,7 @@
 """The metadata of a step: one buffer on the device, two on the host, and one copy per step.
 
-The attention plans have a fixed offset, because the same objects read them in all steps. So have the samples, because
-a graph that samples serves steps of any number of tokens. The inputs of a step end where the samples begin; the changes
+Attention plans have a fixed offset, because the same objects read them in all steps. Samples have one too, because a
+sampling graph serves steps with any number of tokens. The inputs of a step end where the samples begin, and the changes
 of slots come before the inputs:
 
     ... unused | changes | inputs of the step | samples | attention plans | unused ...
@@ -22,9 +22,9 @@ from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Places, SlotMemory, Words
 
 NUM_HOST_BUFFERS = 2
-"""Steps that may be in flight: a buffer is reused when its step is over."""
+"""Number of steps in flight: a buffer is reused when its step is over."""
 MAX_PACKED_CHANGES = 4096
-"""Changed words of slots that fit into a step's copy; more are copied separately."""
+"""Limit of changed slot words in a step's copy; more are copied separately."""
 
 _WORD_BYTES = 4
 
@@ -91,7 +91,7 @@ class StepBuffer:
         return self._fields(layout, self._samples_start - layout.num_bytes)
 
     def samples(self, num_samples: int) -> Fields:
-        """Return the fields for so many samples."""
+        """Return the fields for this many samples."""
         return self._fields(PackedLayout(sample_fields(num_samples)), self._samples_start)
 
     def arrays(self, fields: Fields) -> Arrays:

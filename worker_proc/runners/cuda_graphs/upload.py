@@ -30,14 +30,14 @@ class AttentionPlans:
     num_words: int
     """Words of all plans."""
     num_item_words: int
-    """The words before the last plan's tiles."""
+    """Words before the last plan's tiles."""
 
 
 class StepUpload:
     """Sends steps through the host buffers, one after the other.
 
     Args:
-        attention: of each cache group, and behind them cross-attention; its plans are part of a step.
+        attention: attention of each cache group, followed by cross-attention; its plans are part of a step.
         table: table of the slots, whose changes are sent along.
         buffer: step buffers of the host and the device.
         has_states: whether the model has recurrent states.
@@ -91,7 +91,7 @@ class StepUpload:
     def send_idle(self, input_fields: Fields, sample_fields: Fields, num_tiles: Sequence[int]) -> None:
         """Send one token of the idle slot, and padding. Attention will launch enough for `num_tiles` tiles, or nothing.
 
-        All work before must be finished.
+        All earlier work must be finished.
         """
         inputs = idle_step(self._table.idle_slot, len(self._table.block_ids), has_states=self._has_states)
         plans = self.write_plans(inputs)
