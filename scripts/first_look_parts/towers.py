@@ -18,7 +18,7 @@ from octavo.protocol.config.facts import MediaFacts
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.media.device_tower import DeviceTower
 from octavo.worker_proc.models.vision.registry import build_towers
-from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower, Patches, TowerSpec
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.dummy import fill_dummy
 
@@ -91,13 +91,13 @@ def _attend(qkv: Tensor, parts: Parts, run: TowerRun) -> Tensor:
     return varlen_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], parts, run.head_dim**-0.5)
 
 
-def _tower(tower: Tower, max_rows: int) -> tuple[VisionTower, DeviceTower, float]:
+def _tower(tower: Tower, max_rows: int) -> tuple[MediaTower, DeviceTower, float]:
     """Return a tower of random weights, what runs it, and the weights that each row is multiplied with."""
     config = tower.config if IS_ON_GPU else tower.tiny_config
     width = config.get("vision_config", {}).get("hidden_size", tower.width)
     facts = MediaFacts(architecture=tower.architecture, hf_config=config, token_ids={tower.kind: 0}, processor_path="")
     own = build_towers(TowerSpec(facts, width, Placement(torch.bfloat16, DEVICE), None, -(-max_rows // 4)))[tower.kind]
-    assert isinstance(own, VisionTower), "a tower that runs in steps"
+    assert isinstance(own, MediaTower), "a tower that runs in steps"
     fill_dummy(own.named_parameters(), 0)
     num_weights = sum(
         tensor.numel() * next((times for start, times in tower.uses.items() if name.startswith(start)), 1.0)
@@ -112,7 +112,7 @@ def _tower(tower: Tower, max_rows: int) -> tuple[VisionTower, DeviceTower, float
     return own, DeviceTower(own, FakeStream()), num_weights
 
 
-def _item(own: VisionTower, num_rows: int, seed: int) -> Patches:
+def _item(own: MediaTower, num_rows: int, seed: int) -> Patches:
     """Return an item of random numbers; the order of its rows does not matter here."""
     blank = own.blank(num_rows)
     generator = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ from octavo.protocol.config.media import DEFAULT_ITEM_TOKENS, MediaConfig
 from octavo.protocol.env import Env
 from octavo.worker_proc.models.vision.qwen25_vl import squares_by_window
 from octavo.worker_proc.models.vision.registry import build_towers
-from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MIN_RUN_ROWS, TowerSpec, VisionTower
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MIN_RUN_ROWS, MediaTower, TowerSpec
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -28,7 +28,7 @@ def test_windows_are_those_of_transformers(rows: int, columns: int) -> None:
     assert len(counts) <= rows * columns // 4 + 1, "what `max_parts` counts on"
 
 
-def tower_of(path: Path, **settings: int) -> VisionTower:
+def tower_of(path: Path, **settings: int) -> MediaTower:
     model = ModelConfig(model=str(path), dtype="float32")
     config = EngineConfig(model=model, media=MediaConfig(**settings))
     resolved = resolve(config, read_model_facts(model, Env.read()), device="cpu", num_cores=1)

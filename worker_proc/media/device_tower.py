@@ -11,7 +11,7 @@ from octavo.kernels.varlen_attention.parts import SMALL_TILE
 from octavo.worker_proc.attention.varlen import VarlenAttention
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.device.stream import Stream, upload_array
-from octavo.worker_proc.models.vision.tower import Patches, VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower, Patches
 
 
 class DeviceTower:
@@ -22,7 +22,7 @@ class DeviceTower:
         stream: stream of the device.
     """
 
-    def __init__(self, tower: VisionTower, stream: Stream) -> None:
+    def __init__(self, tower: MediaTower, stream: Stream) -> None:
         tower.prepare(tower.max_item_rows)
         self._tower, self._stream = tower, stream
         self._attention = VarlenAttention(tower.cache_groups)

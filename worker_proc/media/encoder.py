@@ -13,14 +13,14 @@ from octavo.worker_proc.batch.inputs import MediaRows
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
-from octavo.worker_proc.models.vision.tower import Floats, VisionTower
+from octavo.worker_proc.models.vision.tower import Floats, MediaTower
 
 
 class KindRunner(Protocol):
     """Runs the encoder of one or several kinds of media."""
 
     @property
-    def tower(self) -> VisionTower | ItemEncoder:
+    def tower(self) -> MediaTower | ItemEncoder:
         """Tower or encoder that it runs."""
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
@@ -154,7 +154,7 @@ class MediaEncoder:
             for item, rows_RD in zip(own, runner.encode(own), strict=True):
                 self._keep(item, rows_RD, runner.tower)
 
-    def _keep(self, item: EncoderInput, rows_RD: Tensor, tower: VisionTower | ItemEncoder) -> None:
+    def _keep(self, item: EncoderInput, rows_RD: Tensor, tower: MediaTower | ItemEncoder) -> None:
         if self._attended is not None:
             self._attended.put(item.digest, rows_RD)
             return

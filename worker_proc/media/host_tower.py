@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StepInputs
 from octavo.worker_proc.media.projector import Projector
-from octavo.worker_proc.models.vision.tower import Patches, VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower, Patches
 from octavo.worker_proc.runners.host import Forward
 
 
@@ -23,7 +23,7 @@ class HostTower:
         num_threads: most threads of a run.
     """
 
-    def __init__(self, tower: VisionTower, forward: Forward, block_size: int, num_threads: int) -> None:
+    def __init__(self, tower: MediaTower, forward: Forward, block_size: int, num_threads: int) -> None:
         self._tower, self._forward, self._block_size = tower, forward, block_size
         self._projectors: list[Projector] = []
         """The first one makes prompt rows; the others make the additional rows for them."""

@@ -16,7 +16,7 @@ from octavo.worker_proc.media.item_runner import ItemRunner
 from octavo.worker_proc.media.tower_runner import TowerRunner, TowerRuns
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, VisionTower
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MediaTower
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.registry import measure_steps, open_runner
 
@@ -43,12 +43,12 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     return MediaEncoder({kind: runners[tower] for kind, tower in model.towers.items()}, attended, stream)
 
 
-def towers_of(model: Model) -> list[VisionTower]:
+def towers_of(model: Model) -> list[MediaTower]:
     """Return the distinct towers of a model that run in steps."""
-    return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, VisionTower)]
+    return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, MediaTower)]
 
 
-def _open_runs(tower: VisionTower, config: ResolvedConfig, stream: Stream | None) -> TowerRuns:
+def _open_runs(tower: MediaTower, config: ResolvedConfig, stream: Stream | None) -> TowerRuns:
     if stream is not None:
         return DeviceTower(tower, stream)
     own = _own_config(tower, config)
@@ -72,7 +72,7 @@ def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
     return kept_bytes + sum([_run_bytes(tower, device, config) for tower in towers_of(model)])
 
 
-def _run_bytes(tower: VisionTower, device: Device, config: ResolvedConfig) -> int:
+def _run_bytes(tower: MediaTower, device: Device, config: ResolvedConfig) -> int:
     if (stream := device.stream()) is not None:
         return _device_run_bytes(tower, device, stream)
     if not tower.library:
@@ -81,7 +81,7 @@ def _run_bytes(tower: VisionTower, device: Device, config: ResolvedConfig) -> in
 
 
 @torch.inference_mode()
-def _device_run_bytes(tower: VisionTower, device: Device, stream: Stream) -> int:
+def _device_run_bytes(tower: MediaTower, device: Device, stream: Stream) -> int:
     """Run the largest item, together with as many blank patches as a run has room for."""
     device.reset_peak()
     num_merged = 1 if tower.merged is None else tower.merged.num_merged
@@ -91,7 +91,7 @@ def _device_run_bytes(tower: VisionTower, device: Device, stream: Stream) -> int
     return device.peak_growth_bytes()
 
 
-def _own_config(tower: VisionTower, config: ResolvedConfig) -> ResolvedConfig:
+def _own_config(tower: MediaTower, config: ResolvedConfig) -> ResolvedConfig:
     """Return the configuration of an engine that would run only the tower."""
     return msgspec.structs.replace(
         config,

@@ -15,7 +15,7 @@ from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.worker_proc.batch.step_arguments import address
-from octavo.worker_proc.models.vision.tower import VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower
 
 
 class Projector:
@@ -29,7 +29,7 @@ class Projector:
     """
 
     def __init__(
-        self, tower: VisionTower, num_merged: int, project: Callable[[Tensor], Tensor], num_threads: int
+        self, tower: MediaTower, num_merged: int, project: Callable[[Tensor], Tensor], num_threads: int
     ) -> None:
         self._num_merged, self._compute, self._dtype = num_merged, project, tower.dtype
         self._program: Program | None = None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import EncoderInput
-from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, Patches, VisionTower
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MediaTower, Patches
 
 Sequences = list[tuple[int, Patches]]
 """Sequences of a run, each with the index of its item."""
@@ -38,7 +38,7 @@ class TowerRunner:
         runs: computes the tower.
     """
 
-    def __init__(self, tower: VisionTower, runs: TowerRuns) -> None:
+    def __init__(self, tower: MediaTower, runs: TowerRuns) -> None:
         self.tower, self.runs = tower, runs
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.vision.registry import build_towers
-from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower, TowerSpec
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.reader import Wants, read_weights
@@ -52,7 +52,7 @@ def read_text_weights(
         yield own, values
 
 
-def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower | ItemEncoder]:
+def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, MediaTower | ItemEncoder]:
     """Return the tower of each kind of media that a model reads; {} if this worker has none.
 
     Their weights are as precise as in the checkpoint, except that w8a8 quantizes an encoder for cross-attention: it has
@@ -82,7 +82,7 @@ def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower 
     return towers
 
 
-def _fill(tower: VisionTower | ItemEncoder, config: ResolvedConfig) -> None:
+def _fill(tower: MediaTower | ItemEncoder, config: ResolvedConfig) -> None:
     if config.model.load_format == "dummy":
         fill_dummy(tower.parameters.named(), config.seed)
         return

@@ -48,5 +48,5 @@ class ItemEncoder(ABC):
         """
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `octavo.worker_proc.models.vision.tower.VisionTower.arrange`."""
+        """See `octavo.worker_proc.models.vision.tower.MediaTower.arrange`."""
         return rows_RD

@@ -48,7 +48,7 @@ class Qwen2AudioTower(WhisperEncoder):
     """The encoder with its projector."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: rows after the end of the audio clip are left out, as a mask would.
+        """See `MediaTower.patches`: rows after the end of the audio clip are left out, as a mask would.
 
         Raises:
             ProtocolError: these are not the tensors of one audio clip.

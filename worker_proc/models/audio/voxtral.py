@@ -37,7 +37,7 @@ class VoxtralTower(WhisperEncoder):
     """The encoder with its projector."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence per window of an audio clip, all of the same length.
+        """See `MediaTower.patches`: one sequence per window of an audio clip, all of the same length.
 
         Raises:
             ProtocolError: the windows have another size.

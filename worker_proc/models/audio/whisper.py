@@ -25,10 +25,10 @@ from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.tower import (
     Floats,
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     array_of,
 )
 
@@ -74,7 +74,7 @@ class EncoderSizes:
         return read
 
 
-class WhisperEncoder(VisionTower):
+class WhisperEncoder(MediaTower):
     """The tower. `Patches.rows_TP` of its sequences are whole spectrograms, mel bands by frames.
 
     Its convolutions run through torch in float32, one item at a time and before the layers, so their bits depend on the
@@ -85,7 +85,7 @@ class WhisperEncoder(VisionTower):
     """Weights and biases."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
-        """See `VisionTower.patches`: one sequence, with one row per two frames.
+        """See `MediaTower.patches`: one sequence, with one row per two frames.
 
         Raises:
             ProtocolError: the spectrogram has another size.
@@ -97,17 +97,17 @@ class WhisperEncoder(VisionTower):
         return [sound_of(frames_CF, num_rows)]
 
     def put(self, sequences: Sequence[Patches]) -> None:
-        """See `VisionTower.put`."""
+        """See `MediaTower.put`."""
         rows_TD = torch.cat([self._convolved(torch.from_numpy(one.rows_TP.copy()), one) for one in sequences])
         self._inputs_XP[: len(rows_TD)] = rows_TD
 
     def send(self, sequences: Sequence[Patches], stream: Stream) -> None:
-        """See `VisionTower.send`."""
+        """See `MediaTower.send`."""
         rows = [self._convolved(upload_array(stream, one.rows_TP.copy()), one) for one in sequences]
         self._inputs_XP = torch.cat(rows).to(self.dtype)
 
     def blank(self, num_rows: int) -> Patches:
-        """See `VisionTower.blank`."""
+        """See `MediaTower.blank`."""
         frames_CF = np.zeros((self.num_mels, 2 * num_rows), dtype=np.float32)
         return Patches(frames_CF, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows))
 
@@ -156,8 +156,8 @@ def assemble(
         spec: what the model is built for.
         sizes: sizes of its layers.
         parameters: parameters of all parts.
-        project: see `VisionTower`.
-        merged: see `VisionTower`.
+        project: see `MediaTower`.
+        merged: see `MediaTower`.
     """
     width, head_dim = sizes.width, sizes.width // sizes.num_heads
     shape = AttentionShape(sizes.num_heads, sizes.num_heads, head_dim, head_dim**-0.5, is_causal=False)

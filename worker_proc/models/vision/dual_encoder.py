@@ -103,14 +103,14 @@ class DualEncoderTower(LlavaTower):
     """Reduces the rows of the patches to one row; `None` if the class token's row is the image's."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`."""
+        """See `MediaTower.patches`."""
         (sequence,) = super().patches(tensors)
         if self.attention_pool is not None:
             return [sequence]
         return [Patches(sequence.rows_TP, sequence.positions_T, np.zeros(1, dtype=np.int64))]
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `VisionTower.arrange`."""
+        """See `MediaTower.arrange`."""
         if self.attention_pool is None:
             return rows_RD
         return torch.from_numpy(self.attention_pool(rows_RD.float().numpy()))[None]

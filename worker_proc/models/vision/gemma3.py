@@ -18,10 +18,10 @@ from octavo.worker_proc.models.layers.norm import LayerNorm, RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.clip import SIGLIP_DEFAULTS, ClipConfig, SiglipEmbedding, clip_layers, clip_rules
 from octavo.worker_proc.models.vision.tower import (
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     order_by_square,
     pixels_of,
     square_patches,
@@ -33,7 +33,7 @@ _READ_ELSEWHERE = (
 )
 
 
-class Gemma3Tower(VisionTower):
+class Gemma3Tower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
@@ -41,7 +41,7 @@ class Gemma3Tower(VisionTower):
     """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`; an image with crops (pan and scan) has one sequence per crop."""
+        """See `MediaTower.patches`; an image with crops (pan and scan) has one sequence per crop."""
         pixels_NCHW = pixels_of(tensors, "pixel_values", 4)
         size = self.clip.num_channels, self.clip.image_size, self.clip.image_size
         if pixels_NCHW.shape[1:] != size:

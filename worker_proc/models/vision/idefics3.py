@@ -14,10 +14,10 @@ from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.clip import ClipConfig, SiglipEmbedding, clip_layers, clip_rules
 from octavo.worker_proc.models.vision.tower import (
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     array_of,
     order_by_square,
     pixels_of,
@@ -40,7 +40,7 @@ MASK = "pixel_attention_mask"
 _READ_ELSEWHERE = ("text_config", "vision_config", "image_token_id", "tie_word_embeddings", "_pad_token_id")
 
 
-class Idefics3Tower(VisionTower):
+class Idefics3Tower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
@@ -48,7 +48,7 @@ class Idefics3Tower(VisionTower):
     """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence per tile or frame, its patches square by square."""
+        """See `MediaTower.patches`: one sequence per tile or frame, its patches square by square."""
         images = pixels_of(tensors, "pixel_values", 5)
         tiles_NCHW = images.reshape(-1, *images.shape[2:])
         side = tiles_NCHW.shape[-1] // self.clip.patch_size

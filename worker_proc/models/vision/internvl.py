@@ -17,10 +17,10 @@ from octavo.worker_proc.models.tensor_names import TensorNames
 from octavo.worker_proc.models.vision.clip import ClipConfig, ClipEmbedding, clip_layers, clip_rules
 from octavo.worker_proc.models.vision.llava import PREFIXES, PROJECTOR_NAMES, READ_ELSEWHERE, projector
 from octavo.worker_proc.models.vision.tower import (
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     order_by_square,
     pixels_of,
 )
@@ -52,7 +52,7 @@ _NAMES = {
 _PROJECTOR_EPS = 1e-5
 
 
-class InternTower(VisionTower):
+class InternTower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
@@ -60,7 +60,7 @@ class InternTower(VisionTower):
     """Number of patches on each side of a square, which becomes a prompt row."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence per tile; the first result is the class token's."""
+        """See `MediaTower.patches`: one sequence per tile; the first result is the class token's."""
         order_T = order_by_square(self.clip.side, self.side)
         sequences = []
         for tile_CHW in pixels_of(tensors, "pixel_values", 4):

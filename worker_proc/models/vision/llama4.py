@@ -21,10 +21,10 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.clip import ClipConfig
 from octavo.worker_proc.models.vision.tower import (
     Floats,
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     order_by_square,
     pixels_of,
     square_patches,
@@ -59,7 +59,7 @@ _NAMES = {
 }
 
 
-class Llama4Tower(VisionTower):
+class Llama4Tower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
@@ -69,7 +69,7 @@ class Llama4Tower(VisionTower):
     """Cosines and sines of the patches of a tile, followed by those of the class token."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence per tile, square by square, followed by the class token."""
+        """See `MediaTower.patches`: one sequence per tile, square by square, followed by the class token."""
         order_T = order_by_square(self.clip.side, self.merge_size)
         num_patches = len(order_T)
         positions_T = np.append(order_T, num_patches)

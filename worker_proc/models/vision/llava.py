@@ -21,7 +21,7 @@ from octavo.worker_proc.models.vision.clip import (
     clip_layers,
     clip_rules,
 )
-from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower, pixels_of
+from octavo.worker_proc.models.vision.tower import MediaTower, Patches, TowerSpec, pixels_of
 
 PREFIXES = [
     *(f"{outer}{inner}." for outer in ("", "model.") for inner in ("vision_tower.vision_model", "vision_tower")),
@@ -35,7 +35,7 @@ READ_ELSEWHERE = (
 )
 
 
-class LlavaTower(VisionTower):
+class LlavaTower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
@@ -43,7 +43,7 @@ class LlavaTower(VisionTower):
     """First position whose result is a prompt row; 1 leaves out the class token."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`."""
+        """See `MediaTower.patches`."""
         (pixels_CHW, *others) = pixels_of(tensors, "pixel_values", 4)
         if others:
             raise ProtocolError(f"{1 + len(others)} pictures in place of one")
@@ -125,7 +125,7 @@ def _clip_config(section: Mapping[str, Any], architecture: str) -> ClipConfig:
             )
 
 
-def build(spec: TowerSpec) -> VisionTower:
+def build(spec: TowerSpec) -> MediaTower:
     """Make the tower; its parameters are uninitialized.
 
     Raises:

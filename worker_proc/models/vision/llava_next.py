@@ -30,7 +30,7 @@ class TiledTower(LlavaTower):
     """Rows of more than this many tiles are interpolated; 0: no limit."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for the overview and one per tile; or one per frame."""
+        """See `MediaTower.patches`: one sequence for the overview and one per tile; or one per frame."""
         if FRAMES in tensors:
             frames_NCHW = array_of(tensors, FRAMES, np.float32, 4)
             return [self.clip.sequence(frame_CHW, first=self.first) for frame_CHW in frames_NCHW]
@@ -40,7 +40,7 @@ class TiledTower(LlavaTower):
         return [self.clip.sequence(tile_CHW, first=self.first) for tile_CHW in tiles_NCHW]
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `VisionTower.arrange`: without the rows of margins that were added to the image."""
+        """See `MediaTower.arrange`: without the rows of margins that were added to the image."""
         if FRAMES in tensors:
             return self._arrange_frames(rows_RD, tensors)
         ((height, width),) = array_of(tensors, "image_sizes", np.int64, 2).tolist()

@@ -27,10 +27,10 @@ from octavo.worker_proc.models.vision.clip import (
 )
 from octavo.worker_proc.models.vision.tower import (
     Floats,
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     array_of,
     order_by_square,
     square_patches,
@@ -55,13 +55,13 @@ _NAMES = {
 }
 
 
-class Phi4Tower(VisionTower):
+class Phi4Tower(MediaTower):
     """The tower with its projector."""
 
     clip: ClipConfig
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for the overview, and one per tile.
+        """See `MediaTower.patches`: one sequence for the overview, and one per tile.
 
         Raises:
             ProtocolError: these are not the tensors of one image.
@@ -102,7 +102,7 @@ class Phi4Tower(VisionTower):
         )
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
-        """See `VisionTower.arrange`: lines of the full image, a learned row, and lines of the overview.
+        """See `MediaTower.arrange`: lines of the full image, a learned row, and lines of the overview.
 
         Raises:
             ProtocolError: the sizes of the picture and of its tiles differ.

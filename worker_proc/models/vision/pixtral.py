@@ -23,10 +23,10 @@ from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import Rotary
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.tower import (
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     pixels_of,
     places_of_patches,
     square_patches,
@@ -88,7 +88,7 @@ class PixtralConfig:
         return self.width // self.num_heads
 
 
-class PixtralTower(VisionTower):
+class PixtralTower(MediaTower):
     """The tower with its projector."""
 
     own: PixtralConfig
@@ -98,7 +98,7 @@ class PixtralTower(VisionTower):
     """Rotary angles of a patch's row and of its column: a quarter of a head's dimensions each."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: the patches of an image are in order of squares."""
+        """See `MediaTower.patches`: the patches of an image are in order of squares."""
         (pixels_CHW, *others) = pixels_of(tensors, "pixel_values", 4)
         size = self.own.patch_size
         height, width = (pixels // size for pixels in pixels_CHW.shape[1:])

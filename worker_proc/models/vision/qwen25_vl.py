@@ -33,7 +33,7 @@ class WindowedTower(QwenTower):
     """Number of squares on each side of a window."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: the squares of a frame are ordered by window."""
+        """See `MediaTower.patches`: the squares of a frame are ordered by window."""
         _, (_, height, width) = patches_and_grid(tensors, self.merge_size)
         order_S, counts = squares_by_window(height // self.merge_size, width // self.merge_size, self.window)
         num_merged = self.merge_size**2

@@ -43,7 +43,7 @@ class Qwen3Tower(QwenTower):
         return self._host_table_LD
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: each patch also has a position, interpolated in the table."""
+        """See `MediaTower.patches`: each patch also has a position, interpolated in the table."""
         _, (_, height, width) = patches_and_grid(tensors, self.merge_size)
         places_2T = places_of_patches(height, width, self.merge_size)
         positions_TD = interpolated(self._table(), places_2T, (height, width))

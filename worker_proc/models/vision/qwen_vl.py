@@ -25,10 +25,10 @@ from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.layers.rotary import Rotary
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.tower import (
+    MediaTower,
     MergedProjection,
     Patches,
     TowerSpec,
-    VisionTower,
     array_of,
     pixels_of,
     places_of_patches,
@@ -110,7 +110,7 @@ class QwenVisionConfig:
         return AttentionShape(self.num_heads, self.num_heads, self.head_dim, self.head_dim**-0.5, is_causal=False)
 
 
-class QwenTower(VisionTower):
+class QwenTower(MediaTower):
     """The tower with its projector."""
 
     merge_size: int
@@ -118,7 +118,7 @@ class QwenTower(VisionTower):
     """Rotary angles for half a head: its first half rotates by the patch's row, its second by the column."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence per frame, its patches in order of squares."""
+        """See `MediaTower.patches`: one sequence per frame, its patches in order of squares."""
         rows_TP, grid = patches_and_grid(tensors, self.merge_size)
         places_2T = places_of_patches(grid[1], grid[2], self.merge_size)
         angles = self.angles_at(places_2T)
@@ -185,7 +185,7 @@ def assemble(
         norm: makes a norm, given its name.
         mlp: makes the mlp of a layer, given its name.
         shapes: shapes of the attention of each layer.
-        max_parts: see `VisionTower`.
+        max_parts: see `MediaTower`.
 
     Raises:
         ConfigError: `config.json` has unknown keys.

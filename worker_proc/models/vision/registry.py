@@ -5,7 +5,7 @@ from importlib import import_module
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import Kind
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
-from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
+from octavo.worker_proc.models.vision.tower import MediaTower, TowerSpec
 
 AUDIO_ENCODERS = {
     "Phi4MultimodalForCausalLM": "phi4",
@@ -37,7 +37,7 @@ TOWERS = {
 """Modules of towers in `octavo.worker_proc.models.vision`, by architecture; a module's `build` makes the tower."""
 
 
-def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower | ItemEncoder]:
+def build_towers(spec: TowerSpec) -> dict[Kind, MediaTower | ItemEncoder]:
     """Make the towers of a model that reads media, by the kinds that they encode. Their parameters are uninitialized.
 
     Images and videos share a tower.
@@ -45,8 +45,8 @@ def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower | ItemEncoder]:
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.
     """
-    architecture, towers = spec.facts.architecture, dict[str, VisionTower | ItemEncoder]()
-    found: dict[Kind, VisionTower | ItemEncoder] = {}
+    architecture, towers = spec.facts.architecture, dict[str, MediaTower | ItemEncoder]()
+    found: dict[Kind, MediaTower | ItemEncoder] = {}
     for kind in spec.facts.token_ids:
         package, modules = ("audio", AUDIO_ENCODERS) if kind == "audio" else ("vision", TOWERS)
         if architecture not in modules:

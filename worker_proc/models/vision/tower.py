@@ -1,4 +1,4 @@
-"""`VisionTower`: an encoder whose inputs are patches of images, and whose results are rows of prompts.
+"""`MediaTower`: an encoder whose inputs are patches of images, and whose results are rows of prompts.
 
 Runs like a text encoder: an image is a request whose positions attend to each other, with given rows instead of tokens.
 """
@@ -74,14 +74,14 @@ class MergedProjection:
     project: Callable[[Tensor], Tensor]
     """Maps `num_merged` adjacent results of the tower to one row of the prompt."""
     deeper: Sequence[Callable[[Tensor], Tensor]] = ()
-    """Functions that map each of `VisionTower.features` to a further row, which the language model adds after one of
+    """Functions that map each of `MediaTower.features` to a further row, which the language model adds after one of
     its first layers (DeepStack)."""
     learned_XD: Tensor | None = None
-    """Learned results, such as that of a line's end. `VisionTower.arrange` gets their prompt rows after those of an
+    """Learned results, such as that of a line's end. `MediaTower.arrange` gets their prompt rows after those of an
     item. `None` if there are none."""
 
 
-class VisionTower(LayeredModel):
+class MediaTower(LayeredModel):
     """Layers over patches, and a projector.
 
     Args:
