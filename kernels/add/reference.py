@@ -1,4 +1,4 @@
-"""What `add` means."""
+"""Reference of `add`."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""`add_rms_norm` on the CPU through torch: one after the other."""
+"""`add_rms_norm` on the CPU through torch: one after another."""
 
 from torch import Tensor
 

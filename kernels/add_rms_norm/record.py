@@ -1,4 +1,4 @@
-"""The place of `add_rms_norm` in a program: two operations, of which a product before them absorbs the first."""
+"""Records `add_rms_norm` in a program: two operations, of which a product before them absorbs the first."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What `add_rms_norm` means."""
+"""Reference of `add_rms_norm`."""
 
 from torch import Tensor
 

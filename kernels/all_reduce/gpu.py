@@ -1,7 +1,7 @@
-"""`all_reduce` on GPUs that reach each other's memory: each rank reads the parts of all ranks, in one kernel.
+"""`all_reduce` on GPUs with peer access: each rank reads the parts of all ranks, in one kernel.
 
-The one-shot strategy, as TensorRT-LLM calls it: a rank stores its part where all can read it, signals them, waits for
-their signals, and adds up all parts itself.
+This is TensorRT-LLM's one-shot strategy: a rank stores its part where all ranks can read it, signals them, waits for
+their signals, and sums all parts itself.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ from octavo.kernels.dispatch import require
 from octavo.kernels.rms_norm.gpu import normalized, num_warps
 
 NUM_PROGRAMS = 48
-"""At most. They wait for one another, so all of them must run at once on the smallest GPU; rows take turns."""
+"""Maximum number of programs. They wait for one another, so all must be resident at once on the smallest GPU; each
+program computes several rows."""
 _NUM_SLOTS = 2
-"""A rank may store its next part while another one reads the last one."""
+"""Two slots: a rank may store its next part while another rank still reads the previous one."""
 
 
 def flag_bytes(size: int) -> int:
@@ -31,20 +32,20 @@ def one_shot_bytes(max_rows: int, width: int, part_dtype: torch.dtype, size: int
 
 
 class OneShotAllReduce:
-    """One rank's end. All ranks make the same calls in the same order, each on one stream.
+    """One rank's end of the all-reduce. All ranks make the same calls in the same order, each on one stream.
 
-    A sum is that of the first half of the ranks plus that of the second, and so on down to single ranks, in float32;
-    it is rounded once. So neither its bits nor its order depend on the number of rows.
+    The sum of the first half of the ranks is added to that of the second half, and so on recursively, in float32; it is
+    rounded once. So neither its bits nor its order depend on the number of rows.
 
     Args:
-        addresses: of `one_shot_bytes` of memory of every rank, as this GPU sees it, zeros at first.
-        rank: of this one.
-        max_rows: of a sum.
+        addresses: address of `one_shot_bytes` of memory of every rank, as mapped on this GPU; zeroed initially.
+        rank: index of this rank.
+        max_rows: maximum rows of a sum.
         width: columns of a sum.
-        dtype: of the sums.
-        part_dtype: of the parts: the same, or float32.
-        device: of this rank.
-        keeps: what owns the memory.
+        dtype: dtype of the sums.
+        part_dtype: dtype of the parts: the same, or float32.
+        device: device of this rank.
+        keeps: owner of the memory, kept alive.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class OneShotAllReduce:
         self._rank, self._size = rank, len(addresses)
         self._addresses_N = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._num_calls_P = torch.zeros(NUM_PROGRAMS, dtype=torch.int64, device=device)
-        """Of each program; on the device, so that a replayed graph counts on."""
+        """Number of calls of each program; on the device, so that a replayed graph keeps counting."""
 
     def serves(self, partial_TD: Tensor) -> bool:
-        """Return whether it can add up a part of this shape and type."""
+        """Return whether it can sum a part of this shape and dtype."""
         num_rows, width = partial_TD.shape
         return num_rows <= self.max_rows and width == self.width and partial_TD.dtype == self._part_dtype
 
@@ -131,10 +132,11 @@ class OneShotAllReduce:
 
 @triton.jit
 def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Return the sum of the parts of `COUNT` ranks from `FIRST` on, at the byte `offset` of each rank's memory."""
+    """Return the sum of the parts of `COUNT` ranks, starting at rank `FIRST`, at byte `offset` of each rank's
+    memory."""
     if COUNT == 1:
         part_ptr = (tl.load(addresses_ptr + FIRST) + offset).to(tl.pointer_type(element))
-        # Not from the first-level cache, which does not see what other GPUs store.
+        # Bypass the L1 cache, which does not see the stores of other GPUs.
         total = tl.load(part_ptr, mask=is_in, other=0.0, cache_modifier=".cg").to(tl.float32)
     else:
         HALF: tl.constexpr = COUNT // 2
@@ -145,10 +147,10 @@ def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: t
 
 @triton.jit
 def _meet(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
-    """Wait until this program of all ranks has come here as often as that of this rank.
+    """Wait until this program of every rank has come here as often as this rank's.
 
-    What they stored before can be read afterwards. A flag counts calls: a fast rank may signal its next call before a
-    slow one has read the last signal.
+    Everything they stored before can then be read. A flag counts calls, because a fast rank may signal its next call
+    before a slow one has read the previous signal.
     """
     program = tl.program_id(0)
     num_calls = tl.load(num_calls_ptr + program) + 1
@@ -162,7 +164,7 @@ def _meet(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: 
         flag_ptr = own_ptr + other * NUM_PROGRAMS + program
         while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") < num_calls:
             pass
-    tl.debug_barrier()  # no thread reads before the one that waited has seen all signals
+    tl.debug_barrier()  # no thread reads before the waiting thread has seen all signals
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_rows", "rank"])
@@ -184,9 +186,9 @@ def _all_reduce_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # A row has the same program in every call, so the calls of a program decide which slot its rows are in. A program
-    # that stores in a slot again has met the others since, and they had read the slot before: kernels of a stream do
-    # not overlap.
+    # A row is computed by the same program in every call, so the call count of a program decides which slot its rows
+    # use. A program that stores in a slot again has met the others since, and they had read the slot before: kernels of
+    # a stream do not overlap.
     element: tl.constexpr = partial_ptr.dtype.element_ty
     out_element: tl.constexpr = out_ptr.dtype.element_ty
     ELEMENT_BYTES: tl.constexpr = element.primitive_bitwidth // 8

@@ -25,7 +25,7 @@ class AllReduceArguments(Arguments):
 
 
 def exchanged_bytes(num_rows: int, width: int, size: int) -> int:
-    """Return the bytes that the sum of a matrix over `size` ranks takes in shared memory."""
+    """Return the bytes of shared memory for summing a matrix over `size` ranks."""
     return size * num_rows * -(-width // 16) * 16 * torch.float32.itemsize
 
 
@@ -37,7 +37,7 @@ def record(x_TD: Tensor, group: SharedMemoryGroup, bias_D: Tensor | None) -> Ten
 
 
 def add_up(x_TD: Tensor, group: SharedMemoryGroup) -> Tensor:
-    """Return the sum of all ranks' `x`, float32, outside of programs. Blocks until: every rank has called it."""
+    """Return the sum of all ranks' `x`, float32, outside of programs. Blocks until every rank has called it."""
     out_TD = torch.empty_like(x_TD)
     arguments = AllReduceArguments(Matrix.of(x_TD), Matrix(), Matrix(), Matrix.of(out_TD), group.address)
     run(group.library, "all_reduce", arguments, num_rows=len(x_TD))

@@ -1,4 +1,4 @@
-"""A sum over ranks that is not computed yet, so that the norm that follows it can be computed with it."""
+"""A sum over ranks that is computed lazily, so that the norm that follows can be fused with it."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class FusedSum(Protocol):
-    """Adds up the parts of all ranks: see `octavo.kernels.all_reduce.gpu.OneShotAllReduce`."""
+    """Sums the parts of all ranks: see `octavo.kernels.all_reduce.gpu.OneShotAllReduce`."""
 
     dtype: torch.dtype
-    """Of the sums."""
+    """Dtype of the sums."""
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
         """Return the sum, plus the bias."""
@@ -25,15 +25,15 @@ class FusedSum(Protocol):
 class PendingSum(Tensor):
     """The sum of all ranks' `partial`, plus the bias.
 
-    `add_rms_norm` computes it together with the norm. Any other use of the tensor computes it first: all that torch
-    or a kernel asks of it, except its shape, type and device, arrives at `__torch_function__`.
+    `add_rms_norm` computes it together with the norm. Any other use of the tensor computes it first: every access by
+    torch or a kernel, except to its shape, dtype and device, goes through `__torch_function__`.
     """
 
     _ranks: FusedSum
     _partial_TD: Tensor
     _bias_D: Tensor | None
     _is_computed: bool
-    """The sum is in the tensor's own memory."""
+    """Whether the sum is in the tensor's own memory."""
 
     @staticmethod
     def of(ranks: FusedSum, partial_TD: Tensor, bias_D: Tensor | None) -> "PendingSum":

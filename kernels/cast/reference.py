@@ -1,4 +1,4 @@
-"""What `cast` means: the nearest number of the new type; ties go to the one whose last bit is 0."""
+"""Reference of `cast`: the nearest number of the new type; ties go to the one whose last bit is 0."""
 
 import math
 

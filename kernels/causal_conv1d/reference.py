@@ -1,4 +1,4 @@
-"""What `causal_conv1d` means, for one sequence from its beginning."""
+"""Reference of `causal_conv1d`, for one sequence from its beginning."""
 
 import torch
 from torch import Tensor

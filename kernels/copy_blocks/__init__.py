@@ -1,7 +1,7 @@
 """Copies blocks of a cache, to other blocks or to host memory and back.
 
-A cache is a list of buffers, keys or values of a layer each, divided into blocks. All of them are copied alike, so the
-operation knows neither layers nor types. `swap_out` and `swap_in` are its two directions across memories.
+A cache is a list of buffers divided into blocks, each with the keys or values of one layer. All buffers are copied
+alike, so the operation knows neither layers nor dtypes. `swap_out` and `swap_in` copy to and from host memory.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from octavo.kernels.copy_blocks import cpu
 from octavo.kernels.dispatch import choose, lazy, require
 
 WORD_BYTES = 8
-"""A GPU copies whole words."""
+"""A GPU copies complete words of this size."""
 
 
 def copy_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
     """Copy blocks from each source to the destination with the same index.
 
-    No destination block may occur twice, nor be a source of another pair.
+    No destination block may occur twice, or be the source of another pair.
 
     Args:
         sources: bytes_PB, uint8, with contiguous rows; all on one device, or in host memory that the device can read.
-        destinations: bytes_PB of the same widths, likewise. One side at least is on the device that copies.
+        destinations: bytes_PB of the same widths, likewise. At least one side is on the device that copies.
         pairs: source and destination block.
 
     Raises:
@@ -45,7 +45,7 @@ def copy_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs
 
 
 def swap_out(cache: Sequence[Tensor], host_PB: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks of a cache to host memory, where the parts of a block lie one after another: see `copy_blocks`."""
+    """Copy blocks of a cache to host memory, where the parts of each block are contiguous: see `copy_blocks`."""
     copy_blocks(cache, parts_of(host_PB, cache), pairs)
 
 

@@ -1,7 +1,7 @@
 """`copy_blocks` on a GPU: one launch for all blocks of all buffers.
 
-It reads and writes pinned host memory by its address, which is the same on the device. One launch takes a few
-microseconds; a copy for each block of each layer would take thousands of them.
+It accesses pinned host memory by its address, which is the same on the device. One launch takes a few microseconds; a
+copy for each block of each layer would be thousands of launches.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ def copy_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs
     """See `octavo.kernels.copy_blocks.copy_blocks`.
 
     Raises:
-        ShapeError: a buffer does not consist of whole words, or host memory is not pinned.
+        ShapeError: a buffer does not consist of complete words, or host memory is not pinned.
     """
     source, destination = sources[0].device, destinations[0].device
-    device = destination if source.type == "cpu" else source  # both are the CPU in the interpreter
+    device = destination if source.type == "cpu" else source  # in the interpreter both are the CPU
     for buffer in (*sources, *destinations):
         is_aligned = all(number % WORD_BYTES == 0 for number in (buffer.data_ptr(), buffer.stride(0), buffer.shape[1]))
         require(is_aligned, f"copy_blocks copies words of {WORD_BYTES} bytes, not blocks of {tuple(buffer.shape)}")
@@ -45,8 +45,8 @@ def copy_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs
 def _copy_blocks_kernel(numbers_ptr, num_buffers, WORDS: tl.constexpr):
     """Copy one block of one buffer.
 
-    The numbers are five for each buffer: address of the source, its stride in words, those of the destination, and the
-    words of a block; and then two for each pair.
+    The arguments are five numbers per buffer: source address, source stride in words, destination address, destination
+    stride, and words of a block; and then two numbers per pair.
     """
     buffers_ptr, pairs_ptr = numbers_ptr, numbers_ptr + 5 * num_buffers
     pair, buffer = tl.program_id(0), tl.program_id(1)

@@ -11,7 +11,7 @@ from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 
 MIN_THREAD_BYTES = 1 << 20
-"""A thread copies at least so much: waking another one takes longer than copying less."""
+"""Minimum bytes that a thread copies: waking another thread takes longer than copying less."""
 
 
 class BlockBuffer(ctypes.Structure):
@@ -38,12 +38,13 @@ class CopyBlocksArguments(Arguments):
 
 
 class BlockCopier:
-    """Copies blocks from each of some buffers to the one with the same index, all in the memory of the host.
+    """Copies blocks from each source buffer to the destination buffer with the same index, all in host memory.
 
-    It keeps the addresses of the buffers: looking up those of 60 takes as long as copying a block.
+    It keeps the addresses of the buffers, because looking up the addresses of 60 buffers takes as long as copying a
+    block.
 
     Args:
-        library: copies.
+        library: the native library.
         sources: bytes_PB, uint8: see `octavo.kernels.copy_blocks.copy_blocks`. They must outlive this object.
         destinations: likewise.
     """
@@ -60,7 +61,7 @@ class BlockCopier:
         self._block_bytes = sum(source.shape[1] for source in sources)
 
     def copy(self, pairs: Sequence[tuple[int, int]], num_threads: int = 1) -> None:
-        """Copy blocks, given as (source, destination). Blocks until: they are copied."""
+        """Copy blocks, given as (source, destination) pairs. Blocks until they are copied."""
         if not self._num_buffers or not pairs:
             return
         pairs_N2 = np.array(pairs, dtype=np.int64)
@@ -80,5 +81,5 @@ def copy_blocks(
     pairs: Sequence[tuple[int, int]],
     num_threads: int = 1,
 ) -> None:
-    """See `octavo.kernels.copy_blocks.copy_blocks`; all buffers are in the memory of the host."""
+    """See `octavo.kernels.copy_blocks.copy_blocks`; all buffers are in host memory."""
     BlockCopier(library, sources, destinations).copy(pairs, num_threads)

@@ -1,4 +1,4 @@
-"""What `copy_blocks` means."""
+"""Reference of `copy_blocks`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`embedding` on a GPU: look-ups in several tables are one launch. A part of a table is read through torch."""
+"""`embedding` on a GPU: lookups in several tables are one launch. A part of a table is read through torch."""
 
 import torch
 import triton

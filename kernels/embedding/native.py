@@ -25,14 +25,14 @@ class EmbeddingArguments(Arguments):
 
 
 def record(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> Tensor:
-    """Record the look-up."""
+    """Record the lookup."""
     ids = ids_of(ids_T) + -(first_id or 0)
     output = Buffer(table_VD.shape[1])
     return as_tensor(ids.recorder.append(embedding_node(ids, table_VD, output), (output.width,)))
 
 
 def record_all(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Record several look-ups."""
+    """Record several lookups."""
     return tuple(record(*lookup) for lookup in lookups)
 
 

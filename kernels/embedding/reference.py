@@ -1,4 +1,4 @@
-"""What `embedding` means."""
+"""Reference of `embedding`."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""A mixture of experts: every token is multiplied with the weights of its experts only. Chooses no experts.
+"""A mixture of experts: every token is multiplied only with the weights of its experts. Does not choose experts.
 
 The outputs of a token's experts are added in the order of the experts, so a row has the same bits in any batch. The
-weights of an expert are not read if it has no tokens. On a CPU they are read once for all tokens of a step.
+weights of an expert without tokens are not read. On a CPU they are read once for all tokens of a step.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ def experts(
 
     Args:
         x_TD: hidden states.
-        routing: the experts of every token; no expert twice.
-        packed: their weights, or the part of them that this rank holds.
-        exchange: adds up the ranks' parts of the outputs, a row for each token; None: the outputs are whole.
-        engines: the ranks that have the other experts, and tokens of their own, each engine others; None: all ranks
-            have the same tokens. In programs only, and without `exchange`.
-        adapters: of tokens; not with `engines`. None: the experts are as they are for all.
+        routing: the experts of every token; no expert occurs twice for a token.
+        packed: weights of the experts, or the part of them that this rank holds.
+        exchange: sums the ranks' parts of the outputs, one row per token; `None` if the outputs are complete.
+        engines: the ranks that hold the other experts, if each engine has its own tokens; `None` if all ranks have the
+            same tokens. In programs only, and without `exchange`.
+        adapters: LoRA adapters of tokens; not with `engines`. `None` if no token has an adapter.
 
     Raises:
         ShapeError: the shapes do not match.

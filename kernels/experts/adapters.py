@@ -1,7 +1,8 @@
-"""Adapters of experts: rows by place, grouped by their adapter and expert, go through its A and B; products add them.
+"""LoRA adapters of experts: rows by place are grouped by adapter and expert, go through A and B, and products add the
+results.
 
-What adapters add to gates and ups must be there before the activation, which is a part of their products. So it is
-computed before, from the same rows, and the products add it to the places that have an adapter.
+What adapters add to gates and ups must exist before the activation, which is fused into their products. So it is
+computed first, from the same rows, and the products add it to the places that have an adapter.
 """
 
 import ctypes
@@ -22,13 +23,13 @@ from octavo.kernels.native.value import Bind, Buffer, Node, Recorder, Value
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertAdapters:
-    """The adapters of the experts of one layer that are here."""
+    """LoRA adapters of those experts of a layer that this rank holds."""
 
     gates_and_ups: LoraSlots
-    """Two parts of each expert; of an activation without gates one."""
+    """Two parts per expert; one if the activation has no gates."""
     downs: LoraSlots
     rows: AdapterRows
-    """Which token has which adapter, outside of programs."""
+    """Adapter of each token, outside of programs."""
 
 
 class GroupPlacesArguments(Arguments):
@@ -65,17 +66,17 @@ class Deltas(NamedTuple):
     values: Value
     layout: PlacedRows
     changed: Value
-    """Which places have some."""
+    """For each place, whether it has a delta."""
 
 
 class RecordedAdapters:
-    """The operations of the adapters of one layer in a program.
+    """The operations of a layer's adapters in a program.
 
     Args:
-        adapters: of the layer.
-        packed: its experts.
-        experts: of every token.
-        places: of every token.
+        adapters: adapters of the layer.
+        packed: experts of the layer.
+        experts: experts of every token.
+        places: places of every token.
         firsts: see `DispatchArgs`.
     """
 
@@ -145,7 +146,7 @@ class RecordedAdapters:
         return Deltas(self._append(self._node("lora_expand", inputs, layout, bind, slots)), layout, self._changed)
 
     def _cast(self, x: Value, layout: PlacedRows, dtype: torch.dtype) -> tuple[Value, PlacedRows]:
-        """Return activations in the type that adapters of another type than the weights need."""
+        """Return activations in the adapters' dtype, if it differs from that of the weights."""
         cast = PlacedRows(self._top_k, layout.width, dtype)
         own = self._packed.own
 
@@ -167,7 +168,7 @@ class RecordedAdapters:
         return self._recorder.append(node, (node.outputs[0].width,))
 
     def _array(self, width: int) -> Value:
-        """Return integers of a step, read as one array: each row of the step has room for `width` of them."""
+        """Return integers of a step as one array: each row of the step has room for `width` of them."""
         return Value(self._recorder, Buffer(width, torch.int32), 0, (width,))
 
     @staticmethod

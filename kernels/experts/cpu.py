@@ -1,4 +1,4 @@
-"""`experts` through torch, one expert after the other."""
+"""`experts` through torch, one expert after another."""
 
 from collections.abc import Callable, Sequence
 
@@ -40,7 +40,7 @@ def experts(
     output_TKD = (output_TC if exchange is None else exchange(output_TC)).view(num_tokens, top_k, -1).float()
     if packed.down_bias_ED is not None:
         output_TKD = output_TKD + packed.down_bias_ED[routing.expert_TK].float()
-    # In order: torch may choose another order of a sum for another number of rows.
+    # In order: torch may sum in another order for another number of rows.
     sum_TD = torch.zeros(num_tokens, packed.width)
     for output_TD, weight_T in zip(output_TKD.unbind(1), routing.weight_TK.unbind(1), strict=True):
         sum_TD = sum_TD + output_TD * weight_T.unsqueeze(1)
@@ -48,7 +48,7 @@ def experts(
 
 
 def _each(x_SI: Tensor, expert_S: Tensor, packed: PackedExperts, weights: Sequence[PackedLinear]) -> Tensor:
-    """Return the product of each row with the weight of its expert; zeros where another rank has it."""
+    """Return the product of each row with its expert's weight; zeros if another rank holds the expert."""
     out_SO = x_SI.new_zeros(len(x_SI), weights[0].num_outputs)
     for expert, weight in zip(packed.own, weights, strict=True):
         slot_N = (expert_S == expert).nonzero().squeeze(1)
@@ -58,7 +58,7 @@ def _each(x_SI: Tensor, expert_S: Tensor, packed: PackedExperts, weights: Sequen
 
 
 def _rows_of_slots(expert_S: Tensor, packed: PackedExperts, adapters: ExpertAdapters, top_k: int) -> AdapterRows | None:
-    """Return which entry each pair of a token and an expert has; None: no token has an adapter."""
+    """Return the adapter entry of each (token, expert) pair; `None` if no token has an adapter."""
     if (grouped := adapters.rows.grouped) is None:
         return None
     num_own = len(packed.own)
@@ -73,7 +73,8 @@ def _rows_of_slots(expert_S: Tensor, packed: PackedExperts, adapters: ExpertAdap
 
 
 def _activated(activation: Activation, gate_TI: Tensor | None, up_TI: Tensor) -> Tensor:
-    """Return what the reference does, with an exponential that is the same for all elements: see `silu_and_mul`."""
+    """Return the reference's activation, with an exponential that gives equal bits for all elements: see
+    `silu_and_mul`."""
     if gate_TI is None:
         return activated(activation, None, up_TI)
     gate, up, alpha = gate_TI.float().contiguous(), up_TI.float(), 1.0

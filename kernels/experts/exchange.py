@@ -1,4 +1,4 @@
-"""The memory through which engines that divide the experts exchange tokens and outputs: see `exchange.h`."""
+"""The shared memory through which engines that divide the experts exchange tokens and outputs: see `exchange.h`."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from octavo.kernels.native.rank_group import SharedMemoryGroup, group_bytes
 _CACHE_LINE = 64
 _PAGE = 4096
 _MAX_PARTS = 3
-"""Of a token's row: levels, scales and sums."""
+"""Maximum parts of a token's row: levels, scales and sums."""
 
 
 class GiveRowsArguments(Arguments):
@@ -47,26 +47,26 @@ class ReturnOutputsArguments(Arguments):
 
 
 def exchange_area_bytes(num_engines: int, max_rows: int, width: int, top_k: int) -> int:
-    """Return the bytes of an area of the group that an `ExpertExchange` uses; see there."""
+    """Return the bytes of one area of the group that an `ExpertExchange` uses."""
     rows = num_engines * max_rows
     given = _counts_bytes(num_engines) + rows * (_experts_stride(top_k) + _row_stride(width))
     return max(given, rows * top_k * _outputs(width).stride * 4)
 
 
 class ExpertExchange:
-    """This rank's place among those of all engines, and the layout of the two areas of their group.
+    """This rank's place among the ranks of all engines, and the layout of the two areas of their group.
 
-    The first area has the rows of all tokens, the second one the outputs of their experts. Every engine has a part of
-    each, with room for `max_rows` tokens.
+    The first area holds the rows of all tokens, the second one the outputs of their experts. Every engine has a part of
+    each area, with room for `max_rows` tokens.
 
     Args:
-        group: of the ranks of all engines, with areas of `exchange_area_bytes`.
-        engine: of this rank.
-        num_engines: that take part in every step.
-        gives: whether this rank gives away the rows of its engine; one rank of each engine does.
-        max_rows: of an engine in one step.
-        width: of the hidden state.
-        top_k: experts of a token.
+        group: group of the ranks of all engines, with areas of `exchange_area_bytes`.
+        engine: index of this rank's engine.
+        num_engines: number of engines, all of which take part in every step.
+        gives: whether this rank publishes the rows of its engine; one rank of each engine does.
+        max_rows: maximum rows of an engine in one step.
+        width: width of the hidden state.
+        top_k: number of experts per token.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class ExpertExchange:
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of the group's memory, divided by the number of its ranks. Pages that no step has used take none."""
+        """Bytes of the group's memory, divided by the number of its ranks. Pages that no step has used are not
+        allocated."""
         return group_bytes(self.group.area_bytes) // self.group.size
 
     @property
@@ -99,7 +100,7 @@ class ExpertExchange:
 
     @property
     def count_address(self) -> int:
-        """Where the number of this engine's tokens is."""
+        """Address of the number of this engine's tokens."""
         return self.group.areas[0] + self._engine * _CACHE_LINE
 
     @property
@@ -109,7 +110,7 @@ class ExpertExchange:
         return Matrix(address, _experts_stride(self.top_k), self.top_k, TYPES[torch.int32], 0)
 
     def rows(self, parts: Sequence[PlacedRows]) -> list[Matrix]:
-        """Return the rows of all tokens, which consist of some parts."""
+        """Return the rows of all tokens, in the given parts."""
         rows = self.num_engines * self.max_rows
         address = self.group.areas[0] + _counts_bytes(self.num_engines) + rows * _experts_stride(self.top_k)
         end = address + _row_stride(self.width)
@@ -126,7 +127,7 @@ class ExpertExchange:
         return Matrix(self.group.areas[1], _outputs(self.width).stride * 4, self.width, TYPES[torch.float32], 0)
 
     def own(self, matrix: Matrix) -> Matrix:
-        """Return this engine's part of a matrix with a row for each token."""
+        """Return this engine's part of a matrix with one row per token."""
         return self._part(matrix, self._engine * self.max_rows)
 
     @property
@@ -148,7 +149,7 @@ def _experts_stride(top_k: int) -> int:
 
 
 def _row_stride(width: int) -> int:
-    """Bytes for a row in any form: float32 is the largest, but for padding."""
+    """Bytes of a row in any form: float32 is the largest, except for padding."""
     return PlacedRows(1, width, torch.float32).stride * 4 + _MAX_PARTS * _CACHE_LINE
 
 

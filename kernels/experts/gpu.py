@@ -1,4 +1,4 @@
-"""`experts` on a GPU: launches the kernels of `gpu_kernels`. Their grids depend on the number of tokens alone."""
+"""`experts` on a GPU: launches the kernels of `gpu_kernels`. Their grids depend only on the number of tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -23,19 +23,19 @@ from octavo.kernels.lora.gpu import GpuLora, PairSlots
 from octavo.kernels.routing import Routing
 
 _FEW_ROWS, _MANY_ROWS = 64, 128
-"""Positions of a tile, by how many an expert has on average. Hopper's `wgmma` has no smaller tiles than 64."""
+"""Positions in a tile, chosen by the average number per expert. Hopper's `wgmma` has no tiles smaller than 64."""
 _GATE_UP_OUTPUTS, _DOWN_OUTPUTS = 64, 128
-"""Of a tile. One of gates and ups has as many columns of both."""
+"""Outputs of a tile. A tile of gates and ups has this many columns of each."""
 _SORT_BLOCK, _COMBINE_BLOCK = 4096, 1024
 _NUM_STAGES = {2: 4, 4: 2}
-"""By the element size: about 100 KB are on their way in a program, and two programs share a multiprocessor."""
+"""Pipeline stages by element size: about 100 KB are in flight per program, and two programs share a multiprocessor."""
 
 
 class Tables(NamedTuple):
-    """The addresses of the weights of each expert, in 16 or 32 bits; int64. Zeros for those that are quantized."""
+    """Addresses of each expert's 16-bit or 32-bit weights; int64. Zeros if the weights are quantized."""
 
     gates: Tensor
-    """Those of the ups if there are no gates; they are not read."""
+    """Addresses of the ups if there are no gates; not read then."""
     ups: Tensor
     downs: Tensor
     gate_biases: Tensor
@@ -44,16 +44,16 @@ class Tables(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Slots by expert, and tiles of them; int32. Only the first `num_tiles` tiles are set."""
+    """Slots sorted by expert, and tiles of them; int32. Only the first `num_tiles` tiles are set."""
 
     num_tiles: Tensor
     experts: Tensor
-    """Of each tile, counted from the first one that is here."""
+    """Expert of each tile, counted from the first expert on this rank."""
     starts: Tensor
     """The first position of each tile."""
     ends: Tensor
     slots: Tensor
-    """By position."""
+    """Slot of each position."""
 
 
 class Weights(NamedTuple):
@@ -61,7 +61,7 @@ class Weights(NamedTuple):
 
     tables: Tables
     gates: QuantizedWeights | None
-    """None: they are not quantized, or there are none."""
+    """Quantized gates; `None` if they are not quantized, or there are none."""
     ups: QuantizedWeights | None
     downs: QuantizedWeights | None
 
@@ -80,7 +80,7 @@ def experts(
     x_TD = x_TD.contiguous()
     num_tokens, top_k = routing.expert_TK.shape
     num_slots, num_own, width = num_tokens * top_k, len(packed.own), packed.width
-    # The outputs of experts that other ranks have are zeros.
+    # The outputs of experts on other ranks are zeros.
     new = x_TD.new_empty if num_own == packed.num_experts else x_TD.new_zeros
     output_SD = new(num_slots, width)
     if num_slots:
@@ -105,7 +105,7 @@ def experts(
 def _multiply(
     x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD: Tensor, adapters: ExpertAdapters | None
 ) -> None:
-    """Compute the outputs of all slots whose experts are here."""
+    """Compute the outputs of all slots whose experts are on this rank."""
     changes = None if adapters is None else _Changes(adapters, x_TD, expert_TK, packed.own)
     weights, num_slots = _weights(packed), expert_TK.numel()
     rows = _tile_rows(weights, num_slots, len(packed.own), x_TD.element_size())
@@ -129,7 +129,7 @@ def _multiply(
 
 
 def _tile_rows(weights: Weights, num_slots: int, num_own: int, element_bytes: int) -> int:
-    """Return the positions of a tile."""
+    """Return the number of positions in a tile."""
     others = [each for each in (weights.ups, weights.downs) if each is not None]
     if not others:
         return _FEW_ROWS if num_slots <= _FEW_ROWS * num_own or element_bytes == 4 else _MANY_ROWS
@@ -186,13 +186,13 @@ def _multiply_downs(
 
 
 class _Changes:
-    """What the adapters of tokens change.
+    """What the adapters of tokens add.
 
     Args:
-        adapters: of the layer.
+        adapters: adapters of the layer.
         x_TD: hidden states.
-        expert_TK: of every token.
-        own: the experts that are here.
+        expert_TK: experts of every token.
+        own: experts on this rank.
     """
 
     def __init__(self, adapters: ExpertAdapters, x_TD: Tensor, expert_TK: Tensor, own: range) -> None:
@@ -201,7 +201,7 @@ class _Changes:
         self.pairs = PairSlots(slots_T, expert_TK, own)
         self.downs = downs
         self.delta_SI = gates_and_ups.new_pairs(x_TD, self.pairs)
-        """Added to gates and ups."""
+        """Added to gates and ups, by slot."""
 
 
 def _options(x: Tensor, tiles: Tiles) -> dict[str, int]:
@@ -215,7 +215,7 @@ def _options(x: Tensor, tiles: Tiles) -> dict[str, int]:
 
 
 def _sorted(expert_TK: Tensor, packed: PackedExperts, rows: int) -> tuple[Lists, int]:
-    """Return the slots by expert, and the number of tiles that there can be at most."""
+    """Return the slots sorted by expert, and the maximum number of tiles."""
     num_slots, num_own = expert_TK.numel(), len(packed.own)
     max_tiles = min(num_slots, num_own) + num_slots // rows
     # All lists are aligned to 16 bytes, so that kernels are compiled once.

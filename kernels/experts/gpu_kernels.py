@@ -1,13 +1,13 @@
 """The Triton kernels of `experts`. A token's bits depend on neither the other tokens nor the tiles.
 
 Slots are the (token, expert) pairs of a step; slot s is expert s % TOP_K of token s // TOP_K. `sort_kernel` gives every
-slot a position, those of an expert adjacent, and lists tiles of positions that have one expert. The two products
-compute a tile of positions by a tile of outputs in each program, with all inputs in ascending order in one chain of
-tensor core instructions. So the tiles choose the programs, but no order of sums. `combine_kernel` adds up the outputs
-of each token in the order of its experts.
+slot a position, with those of an expert adjacent, and lists tiles of positions with the same expert. Each program of
+the two products computes a tile of positions by a tile of outputs, with all inputs in ascending order in one chain of
+tensor core instructions. So the tiles do not affect the order of sums. `combine_kernel` adds the outputs of each token
+in the order of its experts.
 
-Nothing here depends on numbers that only the device knows but the work of programs, so launches can be captured. The
-weights of experts are found through tables of addresses: each expert has weights of its own.
+Launches can be captured: only the work of programs depends on numbers that only the device knows. Each expert has its
+own weights, found through tables of addresses.
 """
 
 import triton
@@ -30,7 +30,7 @@ def sort_kernel(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each program finds the slots of one expert, after it has counted those of all, and lists their tiles."""
+    """Each program counts the slots of all experts, finds those of one expert, and lists their tiles."""
     own = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
@@ -61,8 +61,8 @@ def sort_kernel(
 
 @triton.jit
 def tile_of_program(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Return expert, positions, which of them exist, slots, and the first output of a program's tile; expert -1: it
-    has none."""
+    """Return expert, positions, which positions exist, slots, and the first output of a program's tile; the expert is
+    -1 if it has no tile."""
     num_tiles = tl.load(lists.num_tiles)
     has_tile = tl.program_id(0) < num_tiles * tl.cdiv(num_outputs, OUTPUTS)
     first_row, first_output = place_of_tile(tl.program_id(0), num_tiles * ROWS, num_outputs, ROWS, OUTPUTS)
@@ -71,7 +71,7 @@ def tile_of_program(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexp
     end = tl.load(lists.ends + tile, mask=has_tile, other=1)
     positions = tl.load(lists.starts + tile, mask=has_tile, other=0) + tl.arange(0, ROWS)
     is_row = has_tile & (positions < end)
-    # Rows after the last one repeat it: the same addresses cost nothing.
+    # Rows after the last one repeat it: reading the same addresses again costs nothing.
     positions = tl.minimum(positions, end - 1)
     slots = tl.load(lists.slots + positions, mask=has_tile, other=0)
     return expert, positions.to(tl.int64), is_row, slots.to(tl.int64), first_output
@@ -79,7 +79,7 @@ def tile_of_program(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexp
 
 @triton.jit
 def weight_address(table_ptr, expert, like_ptr):
-    """Return the address of an expert's weight or bias, which has numbers of the type that `like` points to."""
+    """Return the address of an expert's weight or bias, as a pointer of the type of `like`."""
     return tl.multiple_of(tl.load(table_ptr + expert).to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
 
 
@@ -122,9 +122,9 @@ def gate_up_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Compute the activation of gates and ups, or of ups alone: a row for each position; with adapters for each slot.
+    """Compute the activation of gates and ups, or of ups alone: one row per position; with adapters, one row per slot.
 
-    `delta_ptr`: what adapters add for the slots that have one, which `adapter_ptr` says (not -1); None: nothing.
+    `delta_ptr`: what adapters add, for slots whose entry in `adapter_ptr` is not -1; `None` if there are no adapters.
     """
     expert, positions, is_row, slots, first_output = tile_of_program(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
@@ -188,7 +188,7 @@ def down_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Compute the outputs of experts from rows by position, or by slot: a row for each slot."""
+    """Compute the outputs of experts, one row per slot, from rows by position or by slot."""
     expert, positions, is_row, slots, first_output = tile_of_program(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
@@ -214,7 +214,7 @@ def down_kernel(
 def combine_kernel(
     output_ptr, expert_ptr, weight_ptr, bias_ptr, out_ptr, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Add up the weighted outputs of one token, one expert after the other; `NO_EXPERT` has weights of NaN."""
+    """Add the weighted outputs of one token, one expert after another; the weights of `NO_EXPERT` are NaN."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < width

@@ -17,11 +17,11 @@ from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 
 GATED_ROWS = 64
-"""Most rows of a tile of gates and ups, where the sums of two weights leave no registers for more."""
+"""Maximum rows of a tile of gates and ups; the sums of two weights leave no registers for more."""
 
 
 class Table(NamedTuple):
-    """The addresses of the weights of each expert; int64."""
+    """Addresses of the weights of each expert; int64."""
 
     words: Tensor
     scales: Tensor
@@ -34,14 +34,14 @@ class Tiles(NamedTuple):
 
     lists: tuple[Tensor, ...]
     most: int
-    """Tiles of positions that there can be."""
+    """Maximum number of tiles of positions."""
     rows: int
-    """Of a tile."""
+    """Positions in a tile."""
 
 
 Deltas = tuple[Tensor | None, Tensor | None]
-"""What adapters add to gates and ups by slot, and the adapter of each slot, -1 for none; or two times None. With them
-rows of the activation are by slot, not by position."""
+"""What adapters add to gates and ups by slot, and the adapter of each slot, -1 for none; or `None` twice. With
+adapters, rows of the activation are ordered by slot, not by position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class QuantizedWeights:
 
     @classmethod
     def of(cls, weights: Sequence[PackedLinear]) -> "QuantizedWeights | None":
-        """Collect the weights of the experts; None: they are not quantized. Copies to the device.
+        """Collect the weights of the experts; `None` if they are not quantized. Copies to the device.
 
         Raises:
             ShapeError: the experts of the layer have weights of different forms.
@@ -78,13 +78,13 @@ class QuantizedWeights:
 
     @property
     def row_group(self) -> int | None:
-        """Inputs of a row of 8 bits that share a scale, 0 for all of them; None: rows stay as they are."""
+        """Inputs of an 8-bit row that share a scale, 0 for all inputs; `None` if rows are not quantized."""
         return self.form.group if self.form.kind in ("s8", "f8") else None
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows as the kernels read them, and their scales, which may be no scales that nobody reads.
+        """Return rows in the form that the kernels read, and their scales (a placeholder if rows have none).
 
-        Each row has its own scale: a static one of the checkpoint is that of an expert, and experts share rows.
+        Each row has its own scale: a static scale of a checkpoint belongs to one expert, and experts share rows.
         """
         if self.row_group is None:
             return x, self.first.weight.scales
@@ -99,7 +99,8 @@ def tile_rows(
     num_slots: int,
     num_own: int,
 ) -> int:
-    """Return the rows of a tile, among `sizes`: twice those of an expert on average, because some have more."""
+    """Return the rows of a tile, one of `sizes`: twice the average rows of an expert, because some experts have
+    more."""
     weights = [*others] if gates is None else [gates, *others]
     usable = [rows for rows in sizes if all(rows in each.first.row_sizes for each in weights)]
     if gates is not None and (gates.form.kind == "s8" or not gates.first.gpu.has_descriptors):
@@ -118,10 +119,10 @@ def multiply_gates_and_ups(
     *,
     is_clamped: bool,
 ) -> None:
-    """Compute the activation, a row for each position; `gates`: None: there are none.
+    """Compute the activation, one row per position; `gates` is `None` if there are none.
 
     Raises:
-        ShapeError: gates and ups read rows in different forms.
+        ShapeError: gates and ups need rows in different forms.
     """
     require(
         gates is None or gates.row_group == ups.row_group,

@@ -1,7 +1,7 @@
-"""The Triton kernels of experts with quantized weights. A token's bits depend on no other tokens and on no tiles.
+"""The Triton kernels of experts with quantized weights. A token's bits depend on neither other tokens nor tiles.
 
 Lists of slots and tiles are those of `gpu_kernels`, products with codes those of `octavo.kernels.linear`: all blocks of
-inputs in ascending order in one chain, never split. Every expert has weights of its own, found through tables.
+inputs in ascending order in one chain, never split. Every expert has its own weights, found through tables.
 """
 
 import triton
@@ -37,7 +37,7 @@ def _results(
     ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Return the results of a tile, float32, outputs by rows. `bias_type`: None: there is no bias."""
+    """Return the results of a tile, float32, outputs by rows. `bias_type` is `None` if there is no bias."""
     word_dtype: tl.constexpr = FORM.word_dtype
     scale_ptr = _address(table.scales, expert, tl.int32)
     sums = sum_split(
@@ -67,7 +67,7 @@ def _results(
 
 @triton.jit
 def _with_delta(results, delta_ptr, adapter_ptr, slots, width, outputs, is_output):
-    """Add what adapters add to the slots that have one; `width`: numbers of a slot."""
+    """Add the adapters' deltas to the slots that have one; `width`: elements of a slot."""
     has_adapter = (tl.load(adapter_ptr + slots) >= 0)[None, :]
     places = (slots * width)[None, :] + outputs[:, None]
     delta = tl.load(delta_ptr + places, mask=has_adapter & is_output[:, None], other=0.0).to(tl.float32)
@@ -97,8 +97,8 @@ def quantized_gate_up_kernel(
     ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Compute the activation of gates and ups, or of ups alone if GATE is None: a row for each position; with adapters
-    for each slot. `delta_ptr`, `adapter_ptr`: see `gate_up_kernel`."""
+    """Compute the activation of gates and ups, or of ups alone if GATE is `None`: one row per position; with adapters,
+    one row per slot. `delta_ptr`, `adapter_ptr`: see `gate_up_kernel`."""
     expert, positions, is_row, slots, tile_outputs = tile_of_program(lists, num_outputs, ROWS, _OUTPUTS)
     if expert < 0:
         return
@@ -174,7 +174,7 @@ def quantized_down_kernel(
     ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Compute the outputs of experts from rows by position, or by slot: a row for each slot."""
+    """Compute the outputs of experts, one row per slot, from rows by position or by slot."""
     expert, positions, is_row, slots, tile_outputs = tile_of_program(lists, num_outputs, ROWS, _OUTPUTS)
     if expert < 0:
         return

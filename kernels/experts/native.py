@@ -1,4 +1,4 @@
-"""The operations of `experts` in C++: their arguments, mirrored from `native.h`, and the memory of rows by place."""
+"""ctypes arguments of the C++ operations of `experts`, mirrored from `native.h`, and the layout of rows by place."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.quantize.native import QuantizeArguments
 
 ALIGNMENT = 64
-"""Bytes: every row by place begins in a cache line of its own."""
+"""Alignment in bytes: every row by place begins at a cache line."""
 
 
 class TokenBlocksArguments(Arguments):
@@ -90,23 +90,23 @@ class CombineArguments(Arguments):
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The layout of rows by place in a buffer that has room for `top_k` of them in each row of the step."""
+    """The layout of rows by place in a buffer, which has room for `top_k` of them per row of the step."""
 
     top_k: int
     width: int
-    """Elements."""
+    """Elements of a row."""
     type: torch.dtype
 
     @property
     def stride(self) -> int:
-        """Elements from one place to the next: whole cache lines, of bfloat16 an odd number (see `row_bytes`)."""
+        """Elements from one place to the next: complete cache lines, for bfloat16 an odd number (see `row_bytes`)."""
         multiple = ALIGNMENT // self.type.itemsize
         num_lines = -(-self.width // multiple)
         return (num_lines | 1 if self.type == torch.bfloat16 else num_lines) * multiple
 
     @property
     def buffer_width(self) -> int:
-        """Elements of the buffer in each row of the step."""
+        """Elements of the buffer per row of the step."""
         return self.top_k * self.stride
 
     def matrix(self, buffer: Matrix) -> Matrix:
@@ -129,11 +129,11 @@ def dispatch_arguments(
 
     Args:
         packed: the experts whose rows are copied.
-        experts: of every token.
-        rows: of every token, in the form that the products need: one matrix, or levels, scales and sums.
-        placed: where the rows go.
-        places: of every token.
-        firsts: memory for two numbers more than there are experts.
+        experts: experts of every token.
+        rows: rows of all tokens, in the form that the products need: one matrix, or levels, scales and sums.
+        placed: destination of the rows.
+        places: places of every token.
+        firsts: memory for the number of experts plus two.
         blocks: the tokens.
     """
     missing = [Matrix()] * (3 - len(rows))
@@ -151,7 +151,7 @@ def dispatch_arguments(
 
 
 def structures(weights: Sequence[NativeLinear]) -> "ctypes.Array[PackedWeight]":
-    """Return the structures of some weights for C++; both must outlive the arguments."""
+    """Return the C++ structures of some weights; both must outlive the arguments."""
     return (PackedWeight * len(weights))(*(weight.structure() for weight in weights))
 
 
@@ -169,7 +169,7 @@ def product_arguments(
 ) -> ExpertProductArguments:
     """Return the arguments of the products with gates and ups, with ups alone, or with downs.
 
-    `deltas`: what adapters add, and which places have some.
+    `deltas`: what adapters add, and which places have a delta.
     """
     added, changed = deltas or (Matrix(), Matrix())
     return ExpertProductArguments(
@@ -190,7 +190,7 @@ def product_arguments(
 
 
 def native_weights(weights: Sequence[PackedLinear]) -> list[NativeLinear]:
-    """Return the packed forms of weights that the library packed."""
+    """Return the native form of weights that were packed by the library."""
     packed = [weight.product.packed for weight in weights if isinstance(weight.product, NativeProduct)]
     assert len(packed) == len(weights), "programs need weights that the library packed"
     return packed

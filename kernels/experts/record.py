@@ -1,6 +1,6 @@
-"""The place of `experts` in a program: five operations, of which the last can add the residual stream.
+"""Records `experts` in a program: five operations, of which the last can add the residual stream.
 
-There are seven if several engines divide the experts: the first gives away the engine's tokens, and the last but one
+There are seven if several engines divide the experts: the first publishes the engine's tokens, and the last but one
 returns the outputs that belong to the tokens of each engine.
 """
 
@@ -43,7 +43,7 @@ def record(
 
 
 class _Recording:
-    """The operations of one layer, and what they share."""
+    """The operations of one layer, and the values that they share."""
 
     def __init__(self, x: Value, routing: Routing, packed: PackedExperts, engines: ExpertExchange | None) -> None:
         self._x = x
@@ -52,9 +52,10 @@ class _Recording:
         self._experts, self._weights = value_of(routing.expert_TK), value_of(routing.weight_TK)
         self._top_k = self._experts.width
         self._num_places = self._top_k * (engines.num_engines if engines else 1)
-        """Memory for rows by place, for each row of the step: all tokens may have their experts here."""
+        """Rows by place for which there is memory, per row of the step: all tokens may have their experts on this
+        rank."""
         self._recorder: Recorder = x.recorder
-        # Read as one array, of which a row of the step would hold enough.
+        # Read as one array; one row of the step would hold enough.
         self._firsts = Value(self._recorder, Buffer(packed.num_experts + 2, torch.int32), 0, (packed.num_experts + 2,))
         self._places = Value(self._recorder, Buffer(self._top_k, torch.int32), 0, (self._top_k,))
 
@@ -239,7 +240,7 @@ class _Recording:
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs, strict=False)]
-            # The sum over ranks that compute the same tokens has each row once.
+            # The sum over ranks with the same tokens has each row once.
             is_part = self._engines is None and len(self._packed.own) < self._packed.num_experts
             return product_arguments(
                 self._packed,
@@ -271,7 +272,8 @@ class _Recording:
     def _combine_node(
         self, output: Value | None, layout: PlacedRows, out: Buffer, residual: Value | None = None
     ) -> Node:
-        """Return the sum of the outputs by place, or (None) of those that all ranks have returned to this engine."""
+        """Return the sum of the outputs by place, or (`None`) of the outputs that all ranks have returned to this
+        engine."""
         bias_ED, engines = self._packed.down_bias_ED, self._engines
         inputs = [self._experts, self._weights, self._places]
         inputs += [value for value in (residual, output) if value is not None]
@@ -293,7 +295,7 @@ class _Recording:
             [out],
             bind,
             is_row_wise=False,
-            mixes_rows=engines is not None,  # the returned outputs are there until the next exchange
+            mixes_rows=engines is not None,  # the returned outputs are valid until the next exchange
             in_place=None if residual is None else 3,
             keeps=[bias_ED, engines],
             absorb=absorb,

@@ -1,4 +1,4 @@
-"""What `experts` means: every expert of every token."""
+"""Reference of `experts`: computes every expert for every token."""
 
 import torch
 from torch import Tensor
@@ -6,11 +6,12 @@ from torch import Tensor
 from octavo.kernels.experts.weights import Activation
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
-"""Of GPT-OSS."""
+"""Constants of GPT-OSS."""
 
 
 def activated(activation: Activation, gate_TI: Tensor | None, up_TI: Tensor) -> Tensor:
-    """Return the activation in the dtype of its arguments; it is computed in float32. `gate_TI`: None: it has none."""
+    """Return the activation in the dtype of its arguments, computed in float32. `gate_TI` is `None` if it has no
+    gate."""
     if gate_TI is None:
         return up_TI.float().relu().square().to(up_TI.dtype)
     gate, up = gate_TI.float(), up_TI.float()

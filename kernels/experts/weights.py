@@ -11,27 +11,28 @@ from octavo.kernels.linear import PackedLinear
 
 Activation = Literal["silu_and_mul", "clamped_swiglu", "relu2"]
 ACTIVATIONS: tuple[Activation, ...] = ("silu_and_mul", "clamped_swiglu", "relu2")
-"""`silu(gate) * up`; of GPT-OSS `(up + 1) * gate * sigmoid(1.702 gate)`, with gates up to 7 and ups from -7 to 7; of
-Nemotron-H `relu(up)^2`, without gates. In the order of `octavo::Activation`, from 1."""
+"""`silu(gate) * up`; for GPT-OSS `(up + 1) * gate * sigmoid(1.702 gate)`, with gates clamped to at most 7 and ups to
+-7..7; for Nemotron-H `relu(up)^2`, without gates. In the order of `octavo::Activation`, from 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedExperts:
-    """The packed weights of the experts that this process holds: a run of all experts of a layer.
+    """The packed weights of the experts that this process holds: a contiguous range of the experts of a layer.
 
     Raises:
         ShapeError: they differ in shape, or in the form in which they need their rows.
     """
 
     num_experts: int
-    """Of all processes."""
+    """Number of experts of all processes."""
     gates: Sequence[PackedLinear]
-    """From the hidden state; gates and ups may have biases, downs must not. Empty: the activation has none."""
+    """Weights applied to the hidden state; gates and ups may have biases, downs must not. Empty if the activation has
+    no gates."""
     ups: Sequence[PackedLinear]
     downs: Sequence[PackedLinear]
     activation: Activation = "silu_and_mul"
     down_bias_ED: Tensor | None = None
-    """Of all experts."""
+    """Biases of all experts."""
     first_own: int = 0
 
     def __post_init__(self) -> None:
@@ -60,15 +61,15 @@ class PackedExperts:
 
     @property
     def width(self) -> int:
-        """Of the hidden state."""
+        """Width of the hidden state."""
         return self.ups[0].num_inputs
 
     @property
     def intermediate(self) -> int:
-        """Of the activation."""
+        """Width of the activation."""
         return self.ups[0].num_outputs
 
     @property
     def own(self) -> range:
-        """The experts whose weights are here."""
+        """The experts that this process holds."""
         return range(self.first_own, self.first_own + len(self.ups))

@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: which tokens may be sampled."""
+"""min_p, top_k and top_p: filters that decide which tokens may be sampled."""
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
     The filters are applied in this order to one row of logits that was divided by the temperature:
 
     1. `min_p` keeps tokens whose probability is at least `min_p` times the largest probability.
-    2. `top_k` keeps the `top_k` most likely; 0 keeps all. Among equals, lower ids are kept.
+    2. `top_k` keeps the `top_k` most likely tokens; 0 keeps all. In ties, lower ids are kept.
     3. `top_p` renormalizes the rest and keeps the shortest list, by descending probability and
        ascending id, whose probabilities add up to at least `top_p` (Holtzman et al. 2020).
     """

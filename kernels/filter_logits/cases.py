@@ -32,7 +32,7 @@ def row(vocab_size: int, spread: float, seed: int = 0) -> Tensor:
 
 
 def edges_of_nucleus(logits_V: Tensor) -> list[float]:
-    """Return values of `top_p` at which a nucleus ends exactly, and the next ones on both sides."""
+    """Return values of `top_p` at which a nucleus ends exactly, and the adjacent floats on both sides."""
     falling = logits_V.sort(descending=True).values
     sums = weights_of(falling, falling[0]).cumsum(0)
     places = sorted({0, 1, len(sums) // 3, len(sums) // 2, len(sums) - 2, len(sums) - 1} & set(range(len(sums))))

@@ -26,7 +26,7 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
 
 
 def _nucleus(logits_C: Tensor, top_p: float) -> Tensor:
-    """Return the rising indices of the shortest list of probability `top_p`.
+    """Return the ascending indices of the shortest list of probability `top_p`.
 
     Tokens above a threshold are a prefix of the sorted order. If their weight reaches `top_p`, the nucleus is among
     them, and only they need sorting. The first threshold is 1/256 of the largest probability; the last one is above

@@ -1,7 +1,8 @@
-"""`filter_logits` on a GPU, without a sort, in five launches for all rows. Rows without filters end them at once.
+"""`filter_logits` on a GPU, without sorting, in five launches for all rows. Programs of rows without filters return at
+once.
 
-The first launch bounds the cut of each row. Two narrow it down and one collects the candidates (`gpu_narrow.py`); the
-last finds the exact cut (`gpu_select.py`).
+The first launch bounds the cut of each row. Two launches narrow it down and one collects the candidates
+(`gpu_narrow.py`). The last launch finds the exact cut (`gpu_select.py`).
 """
 
 import math
@@ -19,23 +20,23 @@ from octavo.kernels.gumbel_sample.gpu import draw_kernel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """What the filters keep of each row: see `octavo.kernels.top_k.gpu_order.is_kept`."""
+    """The cuts of the filters in each row: see `octavo.kernels.top_k.gpu_order.is_kept`."""
 
     rows: Rows
     state_RS: Tensor
-    """int64; the last state of each search."""
+    """int64; the final state of each search."""
     candidate_keys_RC: Tensor
-    """int32, the bits of order keys."""
+    """int32, order keys as bits."""
     candidate_ids_RC: Tensor
     """int32, ascending."""
     least_keys_R: Tensor
-    """int32, the bits of the smallest order key that is kept."""
+    """int32, the smallest kept order key, as bits."""
     last_ids_R: Tensor
-    """int32, the last index that is kept among equal keys."""
+    """int32, the last kept index among equal keys."""
 
     def is_kept_RV(self, logits_RV: Tensor) -> Tensor:
         """Return which logits are kept; `logits_RV` are the final ones, float32."""
-        # Order keys with the first bit flipped, which makes them comparable as signed integers.
+        # Order keys with the first bit flipped, so that they compare as signed integers.
         bits_RV = (logits_RV + 0.0).view(torch.int32)
         keys_RV, least_R1 = bits_RV ^ ((bits_RV >> 31) & 0x7FFFFFFF), (self.least_keys_R ^ -(2**31)).unsqueeze(1)
         ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
@@ -72,13 +73,13 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
 
 
 def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: Tensor) -> Cuts:
-    """Return what the filters keep of rows of final logits. Undefined for a row whose largest logit is not finite.
+    """Return the cuts of the filters for rows of final logits. Undefined for a row whose largest logit is not finite.
 
     Args:
         logits_RV: float32, divided by the temperature; rows are contiguous.
-        top_k_R: int32, 0 keeps all.
-        top_p_R: float64, like the sums that it is compared with; 1 keeps all.
-        log_min_p_R: float32, the logarithm; minus infinity keeps all.
+        top_k_R: int32; 0 keeps all.
+        top_p_R: float64, like the sums it is compared with; 1 keeps all.
+        log_min_p_R: float32, logarithm of min_p; minus infinity keeps all.
     """
     num_rows, count = logits_RV.shape
     peaks_RB = functional.pad(logits_RV, (0, -count % BLOCK), value=-math.inf).view(num_rows, -1, BLOCK).amax(2)
@@ -87,11 +88,11 @@ def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: 
 
 
 def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> Cuts:
-    """Write the token of every row; -1 where a logit is NaN or plus infinity, or none is finite.
+    """Write the token of every row; -1 if a logit is NaN or plus infinity, or no logit is finite.
 
     Args:
-        rows: with their peaks, where they have filters, and their bounds, where they have none.
-        ruled_out: where a request changes logits, this and less divided by its temperature rules a token out.
+        rows: with the peaks of rows that have filters, and the bounds of rows that have none.
+        ruled_out: if a request changes logits, a logit at or below this, divided by its temperature, rules a token out.
         token_ids_R: int64, overwritten.
     """
     num_rows = rows.logits.shape[0]
@@ -110,7 +111,7 @@ def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> Cuts:
 
 
 def _search(rows: Rows, ruled_out: float, *, draws: bool) -> Cuts:
-    """Find the cuts of all rows; with `draws` store the bounds of rows with filters, too."""
+    """Find the cuts of all rows. With `draws`, also store the bounds of rows with filters."""
     num_parts, num_rows = rows.grid()
     device = rows.logits.device
     state_3RS = torch.empty(3, num_rows, STATE, dtype=torch.int64, device=device)

@@ -1,13 +1,13 @@
-"""Narrows down where the filters of a row cut, with all parts of the row at work.
+"""Narrows down the cut of a row's filters, in parallel over all parts of the row.
 
 The search is over the order keys of logits. A range is divided at `EDGES` keys, evenly by the values of the logits.
-Every part counts its logits from each edge upwards and adds up their weights; blocks below the range are skipped. The
-next launch adds up the parts, chooses the range between two edges in which the cut lies, and divides it again. Two
-rounds leave a few thousand candidates even of a flat distribution. The last launch stores them side by side, in the
+Every part counts its logits above each edge and sums their weights; blocks below the range are skipped. The next launch
+adds the sums of the parts, chooses the range between two edges that contains the cut, and divides it again. Two rounds
+leave a few thousand candidates even for a flat distribution. The last launch stores the candidates contiguously, in the
 order of the vocabulary. `gpu_select.py` finds the exact cut among them.
 
 Weights are the integers that `weights.py` defines, so sums have the same bits in any order, and on a CPU. Kernels that
-compute them are compiled without fused multiplication and addition.
+compute weights are compiled without fused multiply-add.
 """
 
 import triton
@@ -28,15 +28,15 @@ from octavo.kernels.top_k.gpu_order import order_key, value_of_key
 
 EDGES = 16
 CAPACITY = 8192
-"""Candidates of a row that are stored; more are read from the row itself, which is slow and gives the same result."""
+"""Stored candidates per row. If there are more, the row itself is read, which is slow and gives the same result."""
 
 UNFILTERED, FLOOR, BY_COUNT, BY_WEIGHT = 0, 1, 2, 3
-"""What there is to search for in a row: nothing; nothing below a given key (`min_p`); the cut of `top_k`; the cut of
-`top_p` alone."""
+"""What is searched in a row: nothing; nothing below a given key (`min_p`); the cut of `top_k`; the cut of `top_p`
+alone."""
 MODE, LOW, HIGH, LARGEST, BOTTOM, TARGET, NUM_CANDIDATES, COUNT_ABOVE, WEIGHT_ABOVE = range(9)
-"""The numbers of a search in memory: its mode; the range of keys from LOW to below HIGH; the bits of the largest logit;
-the bits of the value at which the last range begins that is not `LOW`'s own; the count or weight to reach, -1 if it is
-not known yet; how many candidates there are; what lies above HIGH."""
+"""Fields of a search state: its mode; the range of keys [LOW, HIGH); the bits of the largest logit; the bits of the
+value at which the last range begins, unless that is `LOW`'s own; the count or weight to reach, -1 if not known yet; the
+number of candidates; count and weight above HIGH."""
 STATE = 16
 
 _EDGES, _CAPACITY, _STATE = tl.constexpr(EDGES), tl.constexpr(CAPACITY), tl.constexpr(STATE)
@@ -47,7 +47,7 @@ _BOTTOM, _TARGET, _NUM_CANDIDATES = tl.constexpr(BOTTOM), tl.constexpr(TARGET), 
 _COUNT_ABOVE, _WEIGHT_ABOVE = tl.constexpr(COUNT_ABOVE), tl.constexpr(WEIGHT_ABOVE)
 
 _COUNT_SHIFT = tl.constexpr(50)
-"""A count and a weight share an integer: the weights of a part are below 2^12 times 2^37."""
+"""A count and a weight are packed into one integer: the weights of a part are below 2^12 times 2^37."""
 _ONE_COUNT, _WEIGHT_MASK = tl.constexpr(2**50), tl.constexpr(2**50 - 1)
 _COLLECTED = tl.constexpr(1024)
 """Tokens that a program collects at a time."""
@@ -60,19 +60,19 @@ _ROUNDER = tl.constexpr(1.5 * 2**23)
 
 @triton.jit
 def load_number(state_ptr, place: tl.constexpr):
-    """Return a number of a row's search."""
+    """Return an integer field of a row's search state."""
     return tl.load(state_ptr + place)
 
 
 @triton.jit
 def load_key(state_ptr, place: tl.constexpr):
-    """Return a key of a row's search."""
+    """Return a key field of a row's search state."""
     return tl.load(state_ptr + place).to(tl.uint32)
 
 
 @triton.jit
 def load_value(state_ptr, place: tl.constexpr):
-    """Return a logit of a row's search."""
+    """Return a logit field of a row's search state."""
     return tl.load(state_ptr + place).to(tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -83,7 +83,7 @@ def _store_value(state_ptr, place: tl.constexpr, value):
 
 @triton.jit
 def weights_of(logits, largest):
-    """Return the int64 weights of logits, with the steps of `weights.py`."""
+    """Return the int64 weights of logits, computed as in `weights.py`."""
     exponents = tl.maximum(logits - largest, _LEAST_DISTANCE) * _LOG2_E
     # Rounds to nearest, and leaves the integer in the last bits.
     shifted = exponents + _ROUNDER
@@ -97,7 +97,7 @@ def weights_of(logits, largest):
 
 @triton.jit
 def target_weight(top_p, total):
-    """Return the weight that `top_p` asks of a total, as `weights.py` defines it."""
+    """Return the weight that `top_p` requires of a total, as defined in `weights.py`."""
     return tl.maximum(tl.ceil(total.to(tl.float64) * top_p * _REACHED).to(tl.int64), 1)
 
 
@@ -114,10 +114,10 @@ def _key_of_rank(keys, rank):
 
 @triton.jit
 def _begin_search(rows, state_ptr, row, slot, peaks, ruled_out, BLOCK: tl.constexpr):
-    """Store the range of a filtered row in which its cut must lie.
+    """Store the range of a filtered row that must contain its cut.
 
-    The k-th largest peak is a lower bound of the k-th largest logit. Tokens that a request rules out have no part in
-    its filters: a grammar that allows 5 tokens leaves `top_k` nothing else to find.
+    The k-th largest peak is a lower bound of the k-th largest logit. Tokens that a request rules out are not counted by
+    its filters: if a grammar allows 5 tokens, `top_k` has nothing else to find.
     """
     top_k, top_p = tl.load(rows.top_k + slot), tl.load(rows.top_p + slot)
     log_min_p = tl.load(rows.log_min_p + slot)
@@ -136,7 +136,7 @@ def _begin_search(rows, state_ptr, row, slot, peaks, ruled_out, BLOCK: tl.conste
             low = tl.maximum(low, _key_of_rank(order_key(peaks), top_k))
             bottom = value_of_key(low)
     elif has_top_p:
-        # Tokens below this weigh less than 1 - top_p together.
+        # Tokens below this weigh less than 1 - top_p in total.
         bottom = largest - tl.log((rows.width / (1.0 - top_p)).to(tl.float32))
     mode = tl.where(has_top_k, _BY_COUNT, tl.where(has_top_p, _BY_WEIGHT, _FLOOR))
     tl.store(state_ptr + _MODE, mode.to(tl.int64))
@@ -156,16 +156,16 @@ def begin_kernel(rows, state_ptr, ruled_out, BLOCKS: tl.constexpr, BLOCK: tl.con
     tl.store(state_ptr + _MODE, tl.full((), 0, tl.int64))
     if is_filtered(rows, slot):
         peaks = all_blocks(rows.peaks, rows, row, BLOCKS, BLOCK)
-        # A row of minus infinities keeps all.
+        # A row with only minus infinities keeps all.
         if tl.max(peaks, axis=0) > float("-inf"):
             _begin_search(rows, state_ptr, row, slot, peaks, ruled_out, BLOCK)
 
 
 @triton.jit
 def _edges(low, high, bottom, largest):
-    """Return falling keys: the end of the range, keys of evenly spaced values, the beginning of the range."""
+    """Return descending keys: the end of the range, keys of evenly spaced values, the beginning of the range."""
     places = tl.arange(0, _EDGES)
-    # All tokens of the range are below `largest`, the next range's end is one of these values.
+    # All tokens of the range are below `largest`; the end of the next range is one of these values.
     values = largest - (largest - bottom) * (places / (_EDGES - 1.0)).to(tl.float32)
     keys = tl.minimum(tl.maximum(order_key(values), low), high)
     return tl.where(places == 0, high, tl.where(places == _EDGES - 1, low, keys))
@@ -179,7 +179,7 @@ def _edges_of(state_ptr):
 
 @triton.jit
 def _choose(rows, state_ptr, sums_ptr, row, slot, PARTS: tl.constexpr):
-    """Return the range that the cut lies in: the place of its lower edge, the target, and the sums of all edges."""
+    """Return the range that contains the cut: the index of its lower edge, the target, and the sums of all edges."""
     parts, places = tl.arange(0, PARTS), tl.arange(0, _EDGES)
     num_parts = tl.num_programs(0)
     packed = tl.load(
@@ -204,7 +204,7 @@ def _at(values, place):
 
 @triton.jit
 def _above_edges(rows, opened, ids, largest, edges):
-    """Return for every edge the packed count and weight of the tokens that are not below it, 0 for the others."""
+    """Return, for every edge, the packed count and weight of the tokens that are not below it, 0 for other tokens."""
     logits = load_logits(opened, ids, ids < rows.width)
     packed = tl.where(ids < rows.width, weights_of(logits, largest) + _ONE_COUNT, 0)
     return tl.where(order_key(logits)[None, :] >= edges[:, None], packed[None, :], 0)
@@ -222,7 +222,7 @@ def narrow_kernel(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose a range by the sums of the last round, and store the sums of the next one."""
+    """Choose a range from the sums of the previous round, and store the sums of the next one."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     state_ptr += row * _STATE
     next_state_ptr += row * _STATE
@@ -250,7 +250,7 @@ def narrow_kernel(
         last_block = tl.minimum((part + 1) * (PART // BLOCK), tl.cdiv(rows.width, BLOCK))
         for block in range(part * (PART // BLOCK), last_block):
             if key_of_peaks(rows, row, block, 1, BLOCK) >= low:
-                # Two halves, because one instruction adds two numbers to a sum.
+                # In two halves, because one instruction adds two numbers to a sum.
                 ids = block * BLOCK + tl.arange(0, BLOCK // 2)
                 sums += _above_edges(rows, opened, ids, largest, edges) + _above_edges(
                     rows, opened, ids + BLOCK // 2, largest, edges
@@ -278,7 +278,8 @@ def _collect_part(
     BLOCK: tl.constexpr,
     DRAWS: tl.constexpr,
 ):
-    """Store the candidates of a part from place `first` on, and the bounds of all tokens from key `low` upwards."""
+    """Store the candidates of a part from index `first` on, and the bounds of all tokens with keys of at least
+    `low`."""
     opened = open_row(rows, row, slot)
     seed, position = tl.load(rows.seed + slot), tl.load(rows.positions + row)
     for start in range(part * PART, tl.minimum(part * PART + PART, rows.width), _COLLECTED):
@@ -314,7 +315,7 @@ def collect_kernel(
     BLOCK: tl.constexpr,
     DRAWS: tl.constexpr,
 ):
-    """Store the candidates of a part, and the largest bounds of the scores of tokens that may be kept.
+    """Store the candidates of a part, and the largest score bounds of tokens that may be kept.
 
     The candidates are all tokens from the chosen edge upwards if there is room for them, or if `top_p` follows `top_k`
     and so needs their weights; otherwise those between the chosen edge and the one above.

@@ -1,8 +1,8 @@
-"""How the kernels of sampling divide rows of logits among programs, and how they read them.
+"""How the sampling kernels divide rows of logits among programs, and how they read them.
 
-A row is divided into parts of `PART` tokens, one program each, and a part into blocks of `BLOCK`. Both are fixed, so a
-row has the same bits in any batch. A row is read from the model's logits. If its request changes logits, it is read
-from a copy in float32, in which the changes are made and the temperature is divided by.
+A row is divided into parts of `PART` tokens, one program each, and a part into blocks of `BLOCK`. Both sizes are fixed,
+so a row has the same bits in any batch. A row is read from the model's logits. If its request changes logits, it is
+read from a float32 copy with the changes, divided by the temperature.
 """
 
 from typing import NamedTuple
@@ -15,20 +15,21 @@ from torch import Tensor
 from octavo.kernels.top_k.gpu_order import order_key
 
 PART = 4096
-"""Tokens of a program."""
+"""Tokens per program."""
 BLOCK = 256
-"""Tokens of which the largest value is stored."""
+"""Tokens per block; the largest value of each block is stored."""
 NUM_WARPS = 8
 
 
 class Rows(NamedTuple):
-    """Rows of logits and their parameters, which are in rows `slots` of the tensors of a table. An argument of kernels.
+    """Rows of logits; the parameters of their requests are in rows `slots` of a table's tensors. An argument of
+    kernels.
 
     Names are without dimensions, because kernels see pointers.
     """
 
     logits: Tensor
-    """(R, V), any float type; the logits of a row lie side by side."""
+    """(R, V), any float type; the logits of a row are contiguous."""
     changed: Tensor
     """(R, V), float32; read where `is_changed`."""
     is_changed: Tensor
@@ -40,24 +41,24 @@ class Rows(NamedTuple):
     slots: Tensor
     """(R), int64."""
     positions: Tensor
-    """(R), int64; the number of tokens before the one that is drawn."""
+    """(R), int64; number of tokens before the one that is drawn."""
     temperature: Tensor
     seed: Tensor
     top_k: Tensor
     top_p: Tensor
     log_min_p: Tensor
     stride: int
-    """Logits from a row to the next."""
+    """Elements from one row to the next."""
     width: int
-    """Logits of a row."""
+    """Number of logits in a row."""
 
     def grid(self) -> tuple[int, int]:
-        """Return the programs of a launch over all parts."""
+        """Return the grid of a launch over all parts."""
         return -(-self.width // PART), self.logits.shape[0]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a row, rounded up to a power of 2, as a program holds all their peaks."""
+        """Blocks of a row, rounded up to a power of 2, because one program holds all their peaks."""
         num_blocks: int = triton.next_power_of_2(-(-self.width // BLOCK))
         return num_blocks
 
@@ -69,7 +70,7 @@ class Rows(NamedTuple):
 
 
 def plain_rows(logits_RV: Tensor, peaks_RB: Tensor) -> Rows:
-    """Return rows of final logits, without filters, each in the slot of its own number."""
+    """Return rows of final logits, without filters; row i uses slot i."""
     num_rows, count = logits_RV.shape
     integers_R = torch.zeros(num_rows, dtype=torch.int64, device=logits_RV.device)
     numbers_R = torch.zeros(num_rows, dtype=torch.float32, device=logits_RV.device)
@@ -92,7 +93,7 @@ def plain_rows(logits_RV: Tensor, peaks_RB: Tensor) -> Rows:
 
 
 def new_peaks(logits_RV: Tensor) -> Tensor:
-    """Return memory for `Rows.peaks` or `Rows.bounds`."""
+    """Allocate `Rows.peaks` or `Rows.bounds`."""
     num_rows, count = logits_RV.shape
     return torch.empty(num_rows, triton.cdiv(count, BLOCK), dtype=torch.float32, device=logits_RV.device)
 
@@ -106,7 +107,7 @@ def divisor_of(rows, slot):
 
 @triton.jit
 def open_row(rows, row, slot):
-    """Return what `load_logits` needs."""
+    """Return the arguments of `load_logits`."""
     return (
         rows.logits + row * rows.stride,
         rows.changed + row * rows.width,
@@ -126,7 +127,7 @@ def load_logits(opened, ids, is_in):
 
 @triton.jit
 def is_filtered(rows, slot):
-    """Return whether a request rules tokens out by their probability. Greedy ones need not."""
+    """Return whether a request filters tokens by probability. Greedy requests need no filters."""
     top_k = tl.load(rows.top_k + slot)
     has_filter = ((top_k > 0) & (top_k < rows.width)) | (tl.load(rows.top_p + slot) < 1.0)
     has_filter = has_filter | (tl.load(rows.log_min_p + slot) > float("-inf"))
@@ -135,7 +136,7 @@ def is_filtered(rows, slot):
 
 @triton.jit
 def all_blocks(numbers_ptr, rows, row, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the number of every block of a row, minus infinity after the last one."""
+    """Return the stored number of every block of a row, minus infinity after the last one."""
     blocks = tl.arange(0, BLOCKS)
     num_blocks = tl.cdiv(rows.width, BLOCK)
     return tl.load(numbers_ptr + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
@@ -143,7 +144,7 @@ def all_blocks(numbers_ptr, rows, row, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def store_largest(numbers_ptr, rows, row, first_block, values, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the largest of the values of `NUM` blocks; `values` has a row for each."""
+    """Store the largest value of each of `NUM` blocks; `values` has one row per block."""
     num_blocks = tl.cdiv(rows.width, BLOCK)
     blocks = first_block + tl.arange(0, NUM)
     tl.store(numbers_ptr + row * num_blocks + blocks, tl.max(values, axis=1), mask=blocks < num_blocks)

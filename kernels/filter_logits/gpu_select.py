@@ -1,7 +1,7 @@
-"""The exact cut of the filters among the candidates of a row, with one program for each row.
+"""The exact cut of the filters among the candidates of a row, with one program per row.
 
-The keys of candidates are searched 4 bits at a time, highest bits first: a pass over the candidates adds up those under
-each of the 16 possible next digits. If there are more candidates than were stored, the passes are over the row itself.
+The keys of candidates are searched 4 bits at a time, highest bits first: a pass over the candidates sums those under
+each of the 16 possible next digits. If there are more candidates than could be stored, the passes read the row itself.
 """
 
 import triton
@@ -40,7 +40,7 @@ _TILE = tl.constexpr(512)
 
 @triton.jit
 def _open_candidates(rows, state_ptr, keys_ptr, ids_ptr, row, slot):
-    """Return what `_candidates` needs."""
+    """Return the source argument of `_candidates`."""
     num_candidates = load_number(state_ptr, _NUM_CANDIDATES)
     is_stored = num_candidates <= _CAPACITY
     number = tl.where(is_stored, num_candidates, rows.width).to(tl.int32)
@@ -50,7 +50,7 @@ def _open_candidates(rows, state_ptr, keys_ptr, ids_ptr, row, slot):
 
 @triton.jit
 def _candidates(source, start, low, high):
-    """Return keys and ids of a tile of candidates, and which of them have a key from `low` to below `high`."""
+    """Return keys and ids of a tile of candidates, and which of them have a key in [low, high)."""
     opened, keys_ptr, ids_ptr, is_stored, number = source
     entries = start + tl.arange(0, _TILE)
     is_in = entries < number
@@ -65,12 +65,12 @@ def _candidates(source, start, low, high):
 
 @triton.jit
 def _search(source, low, high, target, above, by_weight, largest):
-    """Find the largest key such that the candidates with this key or a larger one reach `target`, with `above`.
+    """Find the largest key for which the candidates with at least this key, together with `above`, reach `target`.
 
-    If all of them together do not, the result is the smallest key.
+    If even all of them do not, the result is the smallest key.
 
     Returns:
-        the key, and the count or weight of all candidates above it with `above`.
+        The key, and the count or weight of all candidates above it, including `above`.
     """
     digits = tl.arange(0, 16)
     found = tl.full((), 0, tl.uint32)
@@ -121,7 +121,7 @@ def _id_of_equal(source, key, number, count):
 
 @triton.jit
 def _find_cut(rows, state_ptr, source, slot):
-    """Return the smallest key that is kept, and the last id kept among equal keys."""
+    """Return the smallest kept key, and the last id that is kept among equal keys."""
     mode, target = load_number(state_ptr, _MODE), load_number(state_ptr, _TARGET)
     low, high = load_key(state_ptr, _LOW), load_key(state_ptr, _HIGH)
     largest, top_p = load_value(state_ptr, _LARGEST), tl.load(rows.top_p + slot)

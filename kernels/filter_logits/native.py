@@ -24,7 +24,7 @@ class Filter(ctypes.Structure):
 
     @classmethod
     def of(cls, *, top_k: int, top_p: float, min_p: float) -> "Filter":
-        """Return the settings as C++ takes them."""
+        """Return the C++ structure of the settings."""
         return cls(top_k, top_p, math.log(min_p) if min_p > 0 else -math.inf, 0)
 
 

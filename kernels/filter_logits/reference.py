@@ -1,4 +1,4 @@
-"""Defines the filters: sort everything, and cut three times. `weights.py` defines the arithmetic of the last cut."""
+"""Defines the filters: sorts everything, and cuts three times. `weights.py` defines the arithmetic of the last cut."""
 
 import math
 
@@ -13,7 +13,7 @@ def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -
     order = logits_V.argsort(descending=True, stable=True)
     logits = logits_V[order]
     if min_p > 0:
-        # In float32: the sum is rounded before the comparison.
+        # In float32, so the sum is rounded before the comparison.
         num_kept = int((logits >= logits[0] + torch.tensor(math.log(min_p), dtype=torch.float32)).sum())
         order, logits = order[:num_kept], logits[:num_kept]
     if top_k > 0:

@@ -1,4 +1,4 @@
-"""`gated_delta_rule` on a GPU: a program takes some columns of a head of a request, and all rows, one after the other.
+"""`gated_delta_rule` on a GPU: a program takes some columns of a head of a request, and all rows, one after another.
 
 Its part of the state is in registers from the first row to the last, and its size depends on the shape of a state
 alone. So the chunks of a prompt and the batch change no bit, as on a CPU (ADR 34).

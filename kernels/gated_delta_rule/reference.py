@@ -1,4 +1,4 @@
-"""What `gated_delta_rule` means, for one sequence from its beginning."""
+"""Reference of `gated_delta_rule`, for one sequence from its beginning."""
 
 import torch
 from torch import Tensor

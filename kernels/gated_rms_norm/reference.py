@@ -1,4 +1,4 @@
-"""What `gated_rms_norm` means, in float64."""
+"""Reference of `gated_rms_norm`, in float64."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `gelu` means."""
+"""Reference of `gelu`."""
 
 import math
 

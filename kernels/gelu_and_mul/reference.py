@@ -1,4 +1,4 @@
-"""What `gelu_and_mul` means."""
+"""Reference of `gelu_and_mul`."""
 
 from torch import Tensor
 

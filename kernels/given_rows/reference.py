@@ -1,4 +1,4 @@
-"""What `take_given_rows` means."""
+"""Reference of `take_given_rows`."""
 
 import torch
 from torch import Tensor

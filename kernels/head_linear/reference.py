@@ -1,4 +1,4 @@
-"""What `head_linear` means."""
+"""Reference of `head_linear`."""
 
 import torch
 from torch import Tensor

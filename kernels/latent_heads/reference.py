@@ -1,4 +1,4 @@
-"""What `latent_heads` means: head by head, pair by pair."""
+"""Reference of `latent_heads`: head by head, pair by pair."""
 
 import torch
 from torch import Tensor

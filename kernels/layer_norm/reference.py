@@ -1,4 +1,4 @@
-"""What `layer_norm` means."""
+"""Reference of `layer_norm`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `multiply` means."""
+"""Reference of `multiply`."""
 
 from torch import Tensor
 from torch.nn.functional import silu

@@ -1,4 +1,5 @@
-"""Activations in 8 or 12 bits, group by group, for products with quantized weights. Does not quantize weights."""
+"""Activations in 8 or 12 bits, with a scale per group, for products with quantized weights. Does not quantize
+weights."""
 
 from dataclasses import dataclass
 
@@ -16,14 +17,14 @@ _IMPLEMENTATIONS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedRows:
-    """Rows whose value is `scale * level`, with a scale for each group of `group_size` columns."""
+    """Rows whose value is `scale * level`, with one scale for each group of `group_size` columns."""
 
     levels_TI: Tensor
-    """int8, padded with zeros to whole groups. With `int12` int16."""
+    """int8, padded with zeros to complete groups; int16 with `int12`."""
     scale_TG: Tensor
-    """float32; NaN where a group holds a number that is not finite."""
+    """float32; NaN if a group contains a number that is not finite."""
     sum_TG: Tensor
-    """int32: the sum of each group's levels, for applying offsets and minimums of weights after the product."""
+    """int32: sum of each group's levels, for applying offsets and minimums of weights after the product."""
     group_size: int
 
     def dequantize(self) -> Tensor:
@@ -34,13 +35,13 @@ class QuantizedRows:
 def quantize(
     x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
 ) -> QuantizedRows:
-    """Return `x` in 8 bits, or in 12 with the scaling `int12`, which GPUs do not have.
+    """Return `x` in 8 bits, or in 12 bits with the scaling `int12`, which GPUs do not support.
 
     Args:
         x_TI: rows.
-        group_size: columns that share a scale.
+        group_size: number of columns that share a scale.
         scaling: see `octavo.kernels.quantize.scaling`.
-        static_scale: of all groups, in place of what `scaling` says; levels are limited to -128 and 127.
+        static_scale: scale of all groups, instead of `scaling`'s; levels are clamped to -128..127.
 
     Raises:
         ShapeError: `x` is not a matrix.

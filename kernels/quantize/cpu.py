@@ -6,11 +6,11 @@ from torch import Tensor
 from octavo.kernels.quantize.scaling import Scaling, largest_level, level_type
 
 SMALLEST = 1e-36
-"""Magnitudes, or scales, below make all levels zero: the inverse of the scale must stay finite."""
+"""Magnitudes or scales below this make all levels zero, because the inverse of the scale must stay finite."""
 SMALLEST_RECIPROCAL = 2.0**-23
 """The smallest scale of `reciprocal`."""
 HALF_RANGE = torch.tensor(127.5)
-"""A tensor: a number divided by a tensor is the number times a rounded reciprocal."""
+"""As a tensor, because torch divides by a tensor by multiplying with its rounded reciprocal."""
 
 
 def quantize(

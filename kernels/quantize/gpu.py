@@ -10,7 +10,7 @@ from octavo.kernels.quantize.cpu import SMALLEST, SMALLEST_RECIPROCAL
 from octavo.kernels.quantize.scaling import SCALINGS, Scaling
 
 _BLOCK = 1024
-"""Columns in flight."""
+"""Columns that are loaded at a time."""
 
 
 def quantize(
@@ -41,7 +41,7 @@ def quantize(
             GROUPS_BLOCK=groups_block,
             SMALLEST=SMALLEST,
             SMALLEST_RECIPROCAL=SMALLEST_RECIPROCAL,
-            # A fused product and sum would round once where the levels are defined by two roundings.
+            # A fused multiply-add would round once, but the levels are defined with two roundings.
             enable_fp_fusion=False,
         )
     return levels_TI, scale_TG, sum_TG
@@ -64,7 +64,7 @@ def _quantize_kernel(
     SMALLEST: tl.constexpr,
     SMALLEST_RECIPROCAL: tl.constexpr,
 ):
-    """Quantize some groups of a row; `SCALING` is the place in `SCALINGS`."""
+    """Quantize some groups of a row; `SCALING` is an index in `SCALINGS`."""
     token = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS_BLOCK + tl.arange(0, GROUPS_BLOCK)
     is_group = groups < num_groups
@@ -84,7 +84,7 @@ def _quantize_kernel(
         divisor = tl.where(scale >= SMALLEST, scale, float("inf"))
         scaled = tl.div_rn(x, divisor[:, None] + tl.zeros_like(x))
     scaled = tl.where(is_finite[:, None], tl.minimum(tl.maximum(scaled, -128.0), 127.0), 0.0)
-    # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even.
+    # 1.5 * 2^23: the sum has no fraction bits, so it is rounded, ties to even.
     levels = (scaled + 12582912.0) - 12582912.0
     scale = tl.where(is_finite, scale, float("nan"))
     out = token * num_groups + groups

@@ -1,4 +1,4 @@
-"""`quantize` in C++: its arguments, mirrored from `native.h`, and its place in a program."""
+"""`quantize` in C++: its arguments, mirrored from `native.h`, and how it is recorded in a program."""
 
 import ctypes
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class QuantizeArguments(Arguments):
 
     @classmethod
     def of(cls, x: Matrix, outputs: Sequence[Matrix], form: Form) -> Self:
-        """Return the arguments that store rows in a form; outputs are levels, scales and sums."""
+        """Return the arguments for storing rows in a form; outputs are levels, scales and sums."""
         scaling = SCALINGS.index(form.scaling)
         return cls(x, *outputs, form.group_size, form.order_address, scaling, form.static_scale or 0.0)
 
 
 def quantize_node(value: Value, form: Form) -> Node:
-    """Return the operation that stores a value as levels, scales and sums: its three outputs."""
+    """Return the operation that stores a value as levels, scales and sums, its three outputs."""
     group_size = form.group_size
     num_groups = -(-value.width // group_size)
 
@@ -51,13 +51,13 @@ def quantize_node(value: Value, form: Form) -> Node:
 def quantize_rows(library: NativeLibrary, x_TI: Tensor, form: Form, num_threads: int) -> QuantizedRows:
     """Return `x`, float32 or bfloat16, in 8 or 12 bits; see `octavo.kernels.quantize.quantize`.
 
-    Levels of 12 bits are in the order of the products: 0, 2, 1 and 3 of each four columns.
+    12-bit levels are in the order of the products: columns 0, 2, 1 and 3 of each four.
 
     Args:
-        library: that computes it.
+        library: the native library.
         x_TI: rows.
-        form: of the result; with an order, groups have at most 128 columns.
-        num_threads: of the library.
+        form: form of the result; with an order, groups have at most 128 columns.
+        num_threads: number of threads.
     """
     group_size = form.group_size
     num_rows, num_groups = x_TI.shape[0], -(-x_TI.shape[1] // group_size)

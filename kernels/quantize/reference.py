@@ -1,4 +1,4 @@
-"""What `quantize` means, one group at a time."""
+"""Reference of `quantize`, one group at a time."""
 
 import math
 

@@ -1,11 +1,11 @@
-"""The formulas by which rows are rounded to 8 or 12 bits."""
+"""The formulas for rounding rows to 8 or 12 bits."""
 
 from typing import Literal, get_args
 
 import torch
 
 Scaling = Literal["magnitude", "range", "reciprocal", "int12"]
-"""How the scale of a group follows from its largest magnitude, and a level from a number.
+"""How the scale of a group is computed from its largest magnitude, and a level from a number.
 
 * magnitude: scale = magnitude / 127, level = x * (127 / magnitude).
 * range: scale = magnitude / 127.5, half of the range of levels; level = x / scale, limited to -128 and 127. The formula
@@ -16,7 +16,7 @@ Scaling = Literal["magnitude", "range", "reciprocal", "int12"]
 Levels are rounded to the nearest integer, ties to even. All numbers are float32.
 """
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-"""In the order of `octavo::Scaling`."""
+"""Names in the order of `octavo::Scaling`."""
 
 
 def level_type(scaling: Scaling) -> torch.dtype:
@@ -25,5 +25,5 @@ def level_type(scaling: Scaling) -> torch.dtype:
 
 
 def largest_level(scaling: Scaling) -> int:
-    """Return the largest level; the lowest one is one further from zero."""
+    """Return the largest level; the lowest level is its negative minus one."""
     return 2047 if scaling == "int12" else 127

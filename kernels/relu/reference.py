@@ -1,4 +1,4 @@
-"""What `relu` means."""
+"""Reference of `relu`."""
 
 import torch
 from torch import Tensor

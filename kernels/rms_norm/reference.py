@@ -1,4 +1,4 @@
-"""What `rms_norm` means."""
+"""Reference of `rms_norm`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `rope` means."""
+"""Reference of `rope`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""`rope_store_kv` on the CPU through torch: one after the other."""
+"""`rope_store_kv` on the CPU through torch: one after another."""
 
 from torch import Tensor
 

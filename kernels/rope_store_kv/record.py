@@ -1,4 +1,4 @@
-"""The place of `rope_store_kv` in a program: its operations one after the other."""
+"""Records `rope_store_kv` in a program: its operations one after another."""
 
 from torch import Tensor
 

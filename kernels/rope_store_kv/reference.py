@@ -1,4 +1,4 @@
-"""What `rope_store_kv` means."""
+"""Reference of `rope_store_kv`."""
 
 from torch import Tensor
 

@@ -1,4 +1,5 @@
-"""Chooses the experts of every token of a mixture of experts, and their weights. Computes no logits and no experts."""
+"""Chooses the experts of every token of a mixture of experts, and their weights. Computes neither logits nor
+experts."""
 
 from dataclasses import dataclass
 
@@ -24,16 +25,16 @@ class Routing:
     expert_TK: Tensor
     """int32, ascending; see `NO_EXPERT`."""
     weight_TK: Tensor
-    """float32: what the experts' outputs are multiplied by."""
+    """float32: factors of the experts' outputs."""
 
 
 def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None = None) -> Routing:
-    """Return the experts of every token; of equal scores the one with the lower index is chosen.
+    """Return the experts of every token; in ties the expert with the lower index is chosen.
 
     Args:
         logits_TE: any float; scores are computed in float32.
-        rule: of the model.
-        bias_E: float32, added to the scores for the choice of groups and experts, not for the weights (DeepSeek-V3).
+        rule: routing rule of the model.
+        bias_E: float32, added to the scores when groups and experts are chosen, not in the weights (DeepSeek-V3).
 
     Raises:
         ShapeError: the shapes do not match.

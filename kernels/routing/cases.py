@@ -20,11 +20,11 @@ WITH_BIAS = frozenset({"DeepSeek-V3", "LFM2-MoE"})
 
 
 def logits(num_tokens: int, rule: RoutingRule, seed: int = 0) -> Tensor:
-    """Return logits of which some are equal."""
+    """Return logits with some ties."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(num_tokens, rule.num_experts, generator=generator) * 16).round() / 8
 
 
 def bias(rule: RoutingRule, seed: int = 1) -> Tensor:
-    """Return the bias of each expert; many are equal."""
+    """Return the bias of each expert, with many ties."""
     return (torch.randn(rule.num_experts, generator=torch.Generator().manual_seed(seed)) * 4).round() / 16

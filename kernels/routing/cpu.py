@@ -1,4 +1,4 @@
-"""Routes with torch."""
+"""`route` through torch."""
 
 import torch
 from torch import Tensor
@@ -21,12 +21,12 @@ def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[
     expert_TK = _largest(choice_TE, rule.top_k).sort(dim=1).values
     weight_TK = score_TE.gather(1, expert_TK)
     if rule.is_normalized:
-        # One after the other: a sum by torch may depend on the number of rows.
+        # One after another: torch's sum may depend on the number of rows.
         sum_T1 = sum(weight_TK.split(1, dim=1)) + rule.sum_offset
         weight_TK = weight_TK / sum_T1.clamp(min=1e-20)
     return expert_TK.to(torch.int32), weight_TK * rule.scale
 
 
 def _largest(values_TN: Tensor, count: int) -> Tensor:
-    """Return the indices of the largest values of each row; `topk` does not define which of equal ones it returns."""
+    """Return the indices of the largest values of each row. Not `topk`, which leaves the order of ties undefined."""
     return values_TN.argsort(dim=1, descending=True, stable=True)[:, :count]

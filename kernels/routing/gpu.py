@@ -1,4 +1,4 @@
-"""`route` on a GPU: one program chooses the experts of one token, in an order that depends on the rule alone."""
+"""`route` on a GPU: one program chooses the experts of one token, in an order that depends only on the rule."""
 
 import torch
 import triton
@@ -11,7 +11,8 @@ _NO_EXPERT = tl.constexpr(NO_EXPERT)
 
 
 def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See `octavo.kernels.routing.route`. A token without any score, such as padding, has `NO_EXPERT` throughout."""
+    """See `octavo.kernels.routing.route`. All experts of a token without valid scores, such as padding, are
+    `NO_EXPERT`."""
     logits_TE = logits_TE if logits_TE.stride(1) == 1 else logits_TE.contiguous()
     num_tokens = logits_TE.shape[0]
     expert_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.int32, device=logits_TE.device)
@@ -42,7 +43,7 @@ def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[
 
 @triton.jit
 def _first_largest(values, is_open):
-    """Return the index of the largest open value: of equal ones the first."""
+    """Return the index of the largest open value; the first one in ties."""
     indices = tl.arange(0, values.shape[0])
     largest = tl.max(tl.where(is_open, values, float("-inf")), axis=0)
     return tl.min(tl.where(is_open & (values == largest), indices, values.shape[0]), axis=0)
@@ -105,7 +106,7 @@ def _route_kernel(
     choice = scores
     if bias_ptr is not None:
         choice += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
-    choice = tl.where(choice == choice, choice, float("-inf"))  # NaN is equal to nothing, so it could not be chosen
+    choice = tl.where(choice == choice, choice, float("-inf"))  # NaN equals nothing, so it could not be chosen
     is_open = is_expert
     if NUM_KEPT_GROUPS < NUM_GROUPS:
         is_open = _in_kept_groups(choice, is_open, NUM_EXPERTS, NUM_GROUPS, NUM_KEPT_GROUPS, SUMS_TWO)
@@ -119,7 +120,7 @@ def _route_kernel(
             total += SUM_OFFSET
         weights = scores / tl.maximum(total, 1e-20)
     places = token * TOP_K + tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1
-    # A row of NaN would choose the first experts, whose weights nobody else may need.
+    # A row of NaN would choose the first experts, whose weights may not be needed by any other row.
     has_scores = tl.max((is_expert & (scores == scores)).to(tl.int32), axis=0) > 0
     tl.store(expert_ptr + places, tl.where(has_scores, experts, _NO_EXPERT), mask=is_chosen)
     tl.store(weight_ptr + places, weights * scale, mask=is_chosen)

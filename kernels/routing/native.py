@@ -48,7 +48,7 @@ def arguments(
 
 
 def record(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Record the choice."""
+    """Record the routing."""
     value = value_of(logits_TE)
     experts, weights = Buffer(rule.top_k, torch.int32), Buffer(rule.top_k)
 

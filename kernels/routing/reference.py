@@ -1,4 +1,4 @@
-"""What `route` means: one token after the other, in float64."""
+"""Reference of `route`: one token after another, in float64."""
 
 import torch
 from torch import Tensor

@@ -6,36 +6,37 @@ from typing import Literal
 from octavo.kernels.dispatch import require
 
 MAX_EXPERTS = 1024
-"""Of one layer."""
+"""Maximum experts of one layer."""
 NO_EXPERT = -1
-"""In place of the experts of a token that has no scores but NaN, on a GPU: its weights are NaN, and no expert's weights
-are read for it."""
+"""Expert of a token whose scores are all NaN, on a GPU: its weights are NaN, and no expert's weights are read for
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """The choice of `top_k` experts by their scores, and the weights of the chosen ones.
+    """How `top_k` experts are chosen by their scores, and how their weights are computed.
 
     Raises:
-        ShapeError: the numbers do not fit each other.
+        ShapeError: the numbers are inconsistent.
     """
 
     num_experts: int
     top_k: int
     score: Literal["softmax", "sigmoid"] = "softmax"
-    """Of the logits, in float32."""
+    """Scoring function of the logits, in float32."""
     is_normalized: bool = True
-    """The weights of a token are divided by their sum. After a softmax that is the softmax of the chosen logits."""
+    """Whether the weights of a token are divided by their sum. After a softmax, that is the softmax of the chosen
+    logits."""
     sum_offset: float = 0.0
     """Added to that sum, which is less than one if scores are sigmoids (LFM2-MoE)."""
     scale: float = 1.0
-    """Of the weights."""
+    """Factor of the weights."""
     num_groups: int = 1
-    """Of experts, of equal size (DeepSeek)."""
+    """Groups of experts, of equal size (DeepSeek)."""
     num_kept_groups: int = 1
-    """Only experts of the groups with the highest scores can be chosen."""
+    """Number of groups with the highest scores; only their experts can be chosen."""
     group_score: Literal["max", "top2_sum"] = "max"
-    """Of the scores of the group's experts."""
+    """How the score of a group is computed from those of its experts."""
 
     def __post_init__(self) -> None:
         require(

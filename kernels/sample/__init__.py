@@ -1,10 +1,10 @@
-"""The next token of every row of logits, by its request's own parameters.
+"""Samples the next token of every row of logits, with its request's parameters.
 
-This package only fixes the order of other operations. First come the changes of logits: bias, tokens withheld until
+This package only fixes the order of other operations. Logits are changed first: bias, tokens withheld until
 `min_tokens`, tokens that would complete a bad word, penalties, the mask of allowed tokens, which overrides the others,
-and the rule of timestamps. Greedy requests then take the most likely token; for the others follow temperature, min_p,
-top_k, top_p and noise. The operations are `penalties`, `token_mask`, `timestamp_mask`, `filter_logits`, `top_k` and
-`gumbel_sample`; `reference.py` runs their references one after another, and every implementation must return the same
+and the timestamp rule. Greedy requests then take the most likely token; the others apply temperature, min_p, top_k,
+top_p and noise. The operations are `penalties`, `token_mask`, `timestamp_mask`, `filter_logits`, `top_k` and
+`gumbel_sample`. `reference.py` runs their references one after another, and every implementation must return the same
 tokens.
 
 On a CPU this is one native call; a `SampledRequest` points to memory that the caller owns. On a GPU it is
@@ -34,18 +34,18 @@ def sample_rows(
     logprobs: LogprobsMemory | None = None,
     raw_RV: Tensor | None = None,
 ) -> Tensor:
-    """Return the int64 token of every row; -1 where the largest logit is NaN or infinite.
+    """Return the int64 token of every row; -1 if the largest logit is NaN or infinite.
 
     Args:
         logits_RV: any float type, not modified; rows are contiguous.
         table: the requests.
         slots_R: int64, the table row of each request.
-        positions_R: int64, the number of tokens before the one that is drawn.
-        num_outputs_R: int64, the number of outputs among them.
+        positions_R: int64, number of tokens before the drawn one.
+        num_outputs_R: int64, number of output tokens among them.
         largest: logits that a request changes are clamped to this magnitude.
-        out_R: int64, where the tokens are written; None: to new memory.
-        logprobs: receives what the requests report of their draws (`table.report_S`); None: nothing is reported.
-        raw_RV: the logits of `raw` reports, if they are not those that tokens are drawn from.
+        out_R: int64, receives the tokens; newly allocated if `None`.
+        logprobs: receives the logprobs that requests report (`table.report_S`); nothing is reported if `None`.
+        raw_RV: logits of `raw` reports, if they differ from the logits that tokens are drawn from.
 
     Raises:
         ShapeError: slots, positions or output counts do not match the number of rows.
@@ -96,18 +96,18 @@ def rule_out_text(
     first_timestamp: int,
     largest: float,
 ) -> None:
-    """Apply the rule of timestamps (`octavo.kernels.timestamp_mask`) to some rows, in place, before `sample_rows`.
+    """Apply the timestamp rule (`octavo.kernels.timestamp_mask`) to some rows, in place, before `sample_rows`.
 
-    What is likely is decided by the logits that the other changes of these requests leave.
+    Likelihoods are those after all other changes of the requests' logits.
 
     Args:
         logits_RV: float32.
         table: the requests.
-        rows_M: int64, the rows that have the rule.
+        rows_M: int64, rows with the rule.
         slots_M: int64, the table row of each.
-        num_outputs_M: int64, the number of outputs before the token that is drawn.
-        first_timestamp: the first token that is a timestamp.
-        largest: as of `sample_rows`.
+        num_outputs_M: int64, number of outputs before the drawn token.
+        first_timestamp: id of the first timestamp token.
+        largest: see `sample_rows`.
 
     Raises:
         UnsupportedDevice: no implementation for the device.
@@ -118,7 +118,7 @@ def rule_out_text(
 
 
 def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, last_token_S: Tensor) -> None:
-    """Store the drawn token of each row as the last of its slot, and count it for the penalties of its request.
+    """Store the drawn token of each row as the last token of its slot, and count it for the request's penalties.
 
     The table must have room for every token that a request can see. No request may be in two rows. A row without a
     token (-1) is not counted, and stores token 0, because its next step may have been launched already.
@@ -127,7 +127,7 @@ def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, las
         table: the requests.
         slots_R: int64, the table row of each request.
         token_ids_R: int64.
-        last_token_S: int64, of each slot; overwritten.
+        last_token_S: int64, last token of each slot; overwritten.
 
     Raises:
         UnsupportedDevice: no implementation for the device.

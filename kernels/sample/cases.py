@@ -1,4 +1,4 @@
-"""Requests for the test of `sample`: every two values of two parameters meet in one of them."""
+"""Requests for the test of `sample`: every two values of two parameters occur together in one of them."""
 
 import itertools
 import random
@@ -22,16 +22,16 @@ class SamplingCase:
     withheld: list[int] = field(default_factory=list)
     min_tokens: int = 0
     seen: dict[int, int] = field(default_factory=dict)
-    """Tokens of prompt and output, and how often each was output."""
+    """Tokens of prompt and output, with the number of times each was output."""
     penalties: dict[str, float] = field(default_factory=lambda: {"repetition": 1.3, "frequency": 0.4, "presence": -0.7})
     bad: list[int] = field(default_factory=list)
     """Tokens that would complete a bad word."""
     allowed: list[int] | None = None
     first_timestamp: int = 0
-    """Text before it is ruled out where a timestamp is likelier; 0: never. Not on GPUs."""
+    """Text before this token is ruled out if a timestamp is likelier; 0: never. Not on GPUs."""
     largest: float = LARGEST
     spread: float = 1.0
-    """Standard deviation of its logits."""
+    """Standard deviation of the logits."""
     num_outputs: int = 0
     """Outputs before the token that is drawn."""
 
@@ -55,13 +55,13 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "spread": [0.3, 4.0],
     "num_outputs": [0, 2, 3],
 }
-"""A new parameter gets a line here; token ids are below 7."""
+"""Values of each parameter; a new parameter gets a line here. Token ids are below 7."""
 
 VOCAB_SIZES = [7, 151, 2049]
 
 
 def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[SamplingCase]:
-    """Return few requests in which every value of every option meets every value of every other one."""
+    """Return a small number of requests in which every two values of different options occur together."""
     generator = random.Random(0)
     names = list(options)
     counts = [len(values) for values in options.values()]
@@ -94,4 +94,4 @@ SPEECH_OPTIONS = {
     "first_timestamp": [0, 1, 4, 6],
 }
 SPEECH_REQUESTS = pairwise_requests(SPEECH_OPTIONS)
-"""Of models that transcribe speech; not on GPUs."""
+"""Requests of models that transcribe speech; not on GPUs."""

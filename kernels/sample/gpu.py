@@ -2,8 +2,8 @@
 
 One pass over all logits changes them and finds the largest of every block of tokens (`gpu_scan.py`). Then the rows with
 filters search for their cuts (`octavo.kernels.filter_logits.gpu`), and one launch draws for all rows. Two more launches
-report log-probabilities, if there are any to report (`octavo.kernels.logprobs.gpu`). What is compiled depends on the
-model alone: the numbers and lists of requests are read from memory.
+report log-probabilities, if requested (`octavo.kernels.logprobs.gpu`). Compilation depends only on the model: the
+parameters and lists of requests are read from memory.
 """
 
 from typing import NamedTuple
@@ -74,7 +74,7 @@ def processed_logits(
     changed_RV = _scan(logits_RV, table, slots_R, slots_R, num_outputs_R, largest, stores_all=True).changed
     temperature_R1 = table.temperature_S[slots_R].unsqueeze(1)
     is_greedy_R1 = temperature_R1 == 0.0
-    # Divided as the logits were, so that clamped logits compare equal.
+    # Divided like the logits, so that clamped logits compare equal.
     bound_R1 = -torch.full_like(temperature_R1, largest) / temperature_R1.masked_fill(is_greedy_R1, 1.0)
     is_out_RV = changed_RV <= bound_R1
     is_out_RV &= ~is_out_RV.all(dim=1, keepdim=True)
@@ -92,7 +92,7 @@ def rule_out_text(
     first_timestamp: int,
     largest: float,
 ) -> None:
-    """See `octavo.kernels.sample.rule_out_text`. Copies the rows: few requests have this rule."""
+    """See `octavo.kernels.sample.rule_out_text`. Copies the rows, because few requests have this rule."""
     changed = _scan(logits_RV[rows_M], table, slots_M, slots_M, num_outputs_M, largest, stores_all=True)
     timestamp_kernel[(len(rows_M),)](
         logits_RV, logits_RV.stride(0), rows_M, changed, first_timestamp, BLOCK=TIMESTAMP_BLOCK

@@ -1,7 +1,7 @@
 """The pass over all logits of all rows.
 
-It changes them by the lists and the mask of their request, divides them by the temperature, and stores the largest of
-every block: of the logits, or of the bounds of their scores.
+It applies the lists and the mask of each request, divides by the temperature, and stores the largest value of every
+block: of the logits, or of the bounds of their scores.
 """
 
 import triton
@@ -25,14 +25,14 @@ _SEEN_IDS, _OUTPUT_COUNTS = tl.constexpr(LISTS.index("seen_ids_SL")), tl.constex
 
 @triton.jit
 def list_of(lists_ptr, which: tl.constexpr, slot, dtype: tl.constexpr):
-    """Return a pointer to a slot's list, and how long it may be: kernels know neither when they are compiled."""
+    """Return a pointer to a slot's list, and its maximum length; neither is known at compile time."""
     address, width = tl.load(lists_ptr + 2 * which), tl.load(lists_ptr + 2 * which + 1)
     return address.to(tl.pointer_type(dtype)) + slot * width, width
 
 
 @triton.jit
 def _forbid(row_ptr, ids_ptr, num_ids, first, last):
-    """Set the logits of a list of tokens to minus infinity, from token `first` to below `last`."""
+    """Set the logits of listed tokens in [first, last) to minus infinity."""
     for start in range(0, num_ids, _IDS_BLOCK):
         entries = start + tl.arange(0, _IDS_BLOCK)
         ids = tl.load(ids_ptr + entries, mask=entries < num_ids, other=-1)
@@ -65,7 +65,7 @@ def _penalize(row_ptr, ids_ptr, counts_ptr, num_seen, penalties_ptr, first, last
 
 @triton.jit
 def _apply_lists(table, row_ptr, slot, num_withheld, first, last):
-    """Change the logits of a part that are in a list of the request. The lists may name the same token."""
+    """Change the logits of a part that are in a list of the request. Several lists may contain the same token."""
     bias_ids, _ = list_of(table.lists, _BIAS_IDS, slot, tl.int32)
     bias_values, _ = list_of(table.lists, _BIAS_VALUES, slot, tl.float32)
     _add_biases(row_ptr, bias_ids, bias_values, tl.load(table.num_biases + slot), first, last)
@@ -86,7 +86,7 @@ def _apply_lists(table, row_ptr, slot, num_withheld, first, last):
 def scan_kernel(
     rows, table, num_outputs_ptr, largest, PART: tl.constexpr, BLOCK: tl.constexpr, STORES_ALL: tl.constexpr
 ):
-    """Store the final logits of rows whose request changes them, or of all rows, and the peaks of all."""
+    """Store the final logits of rows whose request changes them, or of all rows, and the peaks of all rows."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(rows.slots + row)
     first, count = part * PART, rows.width
@@ -109,7 +109,7 @@ def scan_kernel(
         logits = tl.load(row_ptr + ids, mask=is_in, other=float("-inf"))
     is_changed = has_lists | has_mask
     if is_changed:
-        # Comparisons keep NaN. What is not in the row stays minus infinity.
+        # Comparisons keep NaN. Elements beyond the row stay minus infinity.
         logits = tl.where(is_in & (logits > largest), largest, logits)
         logits = tl.where(is_in & (logits < -largest), -largest, logits)
         is_masked = is_in & has_mask
@@ -120,7 +120,7 @@ def scan_kernel(
         tl.store(row_ptr + ids, logits, mask=is_in)
     if part == 0:
         tl.store(rows.is_changed + row, is_changed.to(tl.int32))
-    # Infinite where a logit is no number. The bounds of a filtered row are logits until its candidates are known.
+    # Infinite if a logit is NaN. The bounds of a filtered row are logits until its candidates are known.
     is_noiseless = (tl.load(rows.temperature + slot) == 0.0) | is_filtered(rows, slot)
     seed, position = tl.load(rows.seed + slot), tl.load(rows.positions + row)
     bounds = score_bounds(logits, ids, seed, position, is_noiseless)
@@ -131,7 +131,7 @@ def scan_kernel(
 
 @triton.jit
 def record_kernel(table, slots_ptr, token_ids_ptr, last_token_ptr):
-    """Store the token of a row as the last of its slot, and count it for the penalties of its request."""
+    """Store the token of a row as the last token of its slot, and count it for the request's penalties."""
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     token = tl.load(token_ids_ptr + row)

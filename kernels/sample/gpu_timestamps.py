@@ -1,4 +1,4 @@
-"""The rule of timestamps on a GPU: one program reads one row, always in the same order."""
+"""The timestamp rule on a GPU: one program reads one row, always in the same order."""
 
 import triton
 import triton.language as tl
@@ -14,15 +14,15 @@ _FORBIDDEN = tl.constexpr(FORBIDDEN)
 
 @triton.jit(do_not_specialize=["first_timestamp"])
 def timestamp_kernel(logits_ptr, stride, rows_ptr, changed, first_timestamp, BLOCK: tl.constexpr):
-    """Rule out the text of a row if its timestamps together are likelier than the likeliest text token.
+    """Rule out the text tokens of a row if its timestamps together are likelier than the likeliest text token.
 
     Args:
-        logits_ptr: of all rows.
-        stride: of a row.
-        rows_ptr: the row of each program.
+        logits_ptr: logits of all rows.
+        stride: elements from one row to the next.
+        rows_ptr: row of each program.
         changed: `Rows` with the final logits of each program's row, divided by the temperature.
         first_timestamp: tokens before it are text.
-        BLOCK: tokens at a time.
+        BLOCK: tokens that are read at a time.
     """
     program = tl.program_id(0)
     row = tl.load(rows_ptr + program)

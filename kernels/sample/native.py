@@ -75,18 +75,18 @@ class PreparedSamples:
         self._requests = (ctypes.c_int64 * num_rows)(*requests)
         self._token_ids = (ctypes.c_int64 * num_rows)()
         self._logits_RV: Tensor | None = None
-        """What the arguments refer to."""
-        self._arrays = scratch, positions_R, num_outputs_R  # a structure does not keep what a number points to
+        """Logits that the arguments refer to."""
+        self._arrays = scratch, positions_R, num_outputs_R  # a structure does not keep alive what it points to
         arguments = self._call.arguments
         arguments.requests, arguments.token_ids = map(ctypes.addressof, (self._requests, self._token_ids))
         arguments.positions, arguments.num_outputs = positions_R.ctypes.data, num_outputs_R.ctypes.data
 
     def sample(self, logits_RV: Tensor, num_threads: int) -> list[int]:
-        """Return one token id per row; -1 where the largest logit is NaN or infinite.
+        """Return one token id per row; -1 if the largest logit is NaN or infinite.
 
         Args:
-            logits_RV: float32, left as they are; rows may lie apart.
-            num_threads: that share the rows.
+            logits_RV: float32, not modified; rows may be strided.
+            num_threads: threads that share the rows.
         """
         if logits_RV is not self._logits_RV:  # perf: otherwise their memory is the same
             self._logits_RV, self._call.arguments.logits = logits_RV, Matrix.of(logits_RV)
@@ -103,18 +103,18 @@ class NativeSampler:
         self._scratch = scratch(library, vocab_size, max_threads)
 
     def prepare(self, requests: Sequence[int], positions_R: Ints, num_outputs_R: Ints) -> "PreparedSamples":
-        """Prepare draws, which may be made again after the arrays have changed.
+        """Prepare draws, which may be repeated after the arrays have changed.
 
         Args:
             requests: the address of each row's `SampledRequest`.
-            positions_R: number of tokens before the one that is drawn; contiguous.
-            num_outputs_R: number of outputs among them; contiguous.
+            positions_R: number of tokens before the drawn one; contiguous.
+            num_outputs_R: number of output tokens among them; contiguous.
         """
         return PreparedSamples(self._library, self._scratch, self._max_threads, requests, positions_R, num_outputs_R)
 
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]], num_threads: int
     ) -> list[RowLogprobs]:
-        """Return the log-probabilities of one token per row and of others beside it, as `logprobs` does."""
+        """Return the log-probabilities of one token per row, and of its top tokens, as `logprobs` does."""
         num_threads = min(num_threads, self._max_threads, logits_RV.shape[0])
         return logprobs(self._library, logits_RV, token_ids, tops, scratch=self._scratch, num_threads=num_threads)

@@ -13,7 +13,7 @@ from octavo.kernels.token_mask.reference import mask_tokens
 
 
 def sample(logits_V: Tensor, request: SamplingCase, *, position: int, num_outputs: int) -> int:
-    """Return the token that one row's request gets; its logits are finite."""
+    """Return the token drawn for one row's request; its logits must be finite."""
     logits_V = logits_V.clone()
     withholds = num_outputs < request.min_tokens and bool(request.withheld)
     for token_id, value in request.bias.items():

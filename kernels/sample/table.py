@@ -1,4 +1,4 @@
-"""What draws of many requests need to know of them, as columns on a GPU. Draws nothing."""
+"""Parameters and state of requests, read by sampling kernels, as columns on a GPU. Draws nothing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,15 @@ class SamplingColumn:
 
     dtype: torch.dtype
     width: str | int | None = None
-    """Numbers of a slot: a name from `SamplingWidths` or a number; None: one number, and a column of one dimension."""
+    """Elements per slot: a name from `SamplingWidths` or a number. `None` if it is one element and the column has one
+    dimension."""
     initial: float = 0.0
-    """The numbers of a slot that never had a request: the most likely token, of unchanged logits."""
+    """Value in a slot that never had a request: greedy sampling from unchanged logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingWidths:
-    """How long the lists of a request may be."""
+    """Maximum lengths of the lists of a request."""
 
     biases: int = 64
     withheld: int = 32
@@ -65,22 +66,22 @@ LISTS = tuple(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTable:
-    """One row for each slot of a batch; its owner fills the rows, and the tensors stay where they are.
+    """One row for each slot of a batch. Its owner fills the rows, and the tensors keep their addresses.
 
-    So a captured graph may read them. Kernels find the `LISTS` through `lists_L2`, so their owner can replace these by
-    longer ones. Only the first `num_...` entries of a list of ids count; no id stands in a list twice.
+    So a captured graph may read them. Kernels find the `LISTS` through `lists_L2`, so the owner can replace these lists
+    by longer ones. Only the first `num_...` entries of a list of ids are used; no id occurs in a list twice.
     """
 
     temperature_S: Tensor
-    """0: the most likely token."""
+    """0: greedy."""
     seed_S: Tensor
-    """The bits of the unsigned seed."""
+    """Bits of the unsigned seed."""
     top_k_S: Tensor
     """0 keeps all."""
     top_p_S: Tensor
     """1 keeps all."""
     log_min_p_S: Tensor
-    """A logarithm; minus infinity keeps all."""
+    """Logarithm of min_p; minus infinity keeps all."""
     bias_ids_SB: Tensor
     bias_values_SB: Tensor
     num_biases_S: Tensor
@@ -96,7 +97,7 @@ class RequestTable:
     seen_ids_SL: Tensor
     """The tokens of prompt and output."""
     output_counts_SL: Tensor
-    """How often each was output."""
+    """How often each token of `seen_ids_SL` was output."""
     num_seen_S: Tensor
     penalties_S3: Tensor
     """Repetition, frequency, presence."""
@@ -105,11 +106,11 @@ class RequestTable:
     allowed_SW: Tensor
     """A token mask, see `octavo.kernels.token_mask`: (V + 31) // 32 words."""
     report_S: Tensor
-    """What is reported of a draw, see `octavo.kernels.logprobs.memory`; 0: nothing."""
+    """What is reported for a draw, see `octavo.kernels.logprobs.memory`; 0: nothing."""
     num_top_S: Tensor
-    """The most likely tokens among it."""
+    """Number of most likely tokens to report."""
     lists_L2: Tensor
-    """int64, the address and width of each of `LISTS`; see `addresses_of`."""
+    """int64, address and width of each of `LISTS`; see `addresses_of`."""
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> Self:
@@ -119,7 +120,7 @@ class RequestTable:
 
     @classmethod
     def allocate(cls, num_slots: int, widths: SamplingWidths, device: torch.device) -> Self:
-        """Return a table of requests that take the most likely token and change no logits."""
+        """Return a table of greedy requests that change no logits."""
         return cls.of({name: _allocate(column, num_slots, widths, device) for name, column in COLUMNS.items()})
 
 
@@ -129,7 +130,7 @@ def addresses_of(lists: Sequence[Tensor]) -> Tensor:
 
 
 def width_of(column: SamplingColumn, widths: SamplingWidths) -> int | None:
-    """Return how many numbers a slot has in a column, None for one number and no second dimension."""
+    """Return the number of elements per slot in a column; `None` for one element without a second dimension."""
     return getattr(widths, column.width) if isinstance(column.width, str) else column.width
 
 

@@ -1,4 +1,4 @@
-"""What `selective_scan` means, for one sequence from its beginning."""
+"""Reference of `selective_scan`, for one sequence from its beginning."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `sigmoid_and_mul` means."""
+"""Reference of `sigmoid_and_mul`."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What `silu_and_mul` means."""
+"""Reference of `silu_and_mul`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `read_slots`, `take_back_rows` and `advance_rows` mean."""
+"""Reference of `read_slots`, `take_back_rows` and `advance_rows`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The place of `store_kv` in a program."""
+"""Records `store_kv` in a program."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `store_kv` means."""
+"""Reference of `store_kv`."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `varlen_attention` means, and its implementation on the CPU: one part after the other."""
+"""Reference of `varlen_attention`, and its implementation on the CPU: one part after the other."""
 
 import torch
 from torch import Tensor
