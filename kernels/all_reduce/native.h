@@ -1,4 +1,4 @@
-// The sum of a matrix over the ranks of a group, in an order that only the number of ranks decides.
+// The sum of a matrix over the ranks of a group, in an order that depends only on the number of ranks.
 #pragma once
 
 #include <cstring>
@@ -10,14 +10,14 @@ namespace octavo {
 
 struct AllReduceArgs {
     Matrix x;         // f32; this rank's part of the sum
-    Matrix bias;      // one row of any float, added to the sum; data null: nothing is
-    Matrix residual;  // f32, added last; data null: nothing is. May be `out` itself
+    Matrix bias;      // one row of any float type, added to the sum; no bias if data is null
+    Matrix residual;  // f32, added last; no residual if data is null. May be `out` itself
     Matrix out;       // f32 or bf16
     RankGroup* group;
 };
 
-// The sum of `count` vectors, `stride` floats apart: that of the first half plus that of the second. If ranks hold
-// equal parts of a product that is itself summed in halves, the whole sum is the same for 1, 2, 4 and 8 ranks.
+// The sum of `count` vectors, `stride` floats apart: the sum of the first half plus that of the second. If ranks hold
+// equal parts of a product that is itself summed in halves, the total is the same for 1, 2, 4 and 8 ranks.
 inline F32x16 sum_in_halves(const float* first, int64_t stride, int64_t count, int64_t columns) {
     if (count == 1) return load_first(first, columns);
     const int64_t half = count / 2;

@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-// `kernels/causal_conv1d/native.py` mirrors it.
+// Mirrored by `kernels/causal_conv1d/native.py`.
 struct CausalConv1dArgs {
     Matrix x;             // f32, T x D
     Matrix out;           // f32 or bf16, T x D

@@ -1,4 +1,4 @@
-// Copies blocks between the buffers of a cache, or between a cache and other memory of the host.
+// Copies blocks between the buffers of a cache, or between a cache and other host memory.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ struct BlockBuffer {
 struct CopyBlocksArgs {
     const BlockBuffer* buffers;
     int64_t num_buffers;
-    const int64_t* pairs;  // of source and destination block
+    const int64_t* pairs;  // source and destination block of each pair
     int64_t num_pairs;
 };
 

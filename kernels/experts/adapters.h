@@ -1,4 +1,4 @@
-// Adapters of experts: which rows by place have which pair of an adapter and an expert, and their rows in 16 bits.
+// LoRA adapters of experts: which rows by place belong to which pair of adapter and expert; casts rows to 16 bits.
 #pragma once
 
 #include "cast/native.h"
@@ -6,21 +6,21 @@
 
 namespace octavo {
 
-// `kernels/experts/adapters.py` mirrors it.
+// Mirrored by `kernels/experts/adapters.py`.
 struct GroupPlacesArgs {
     Matrix experts;     // i32, T x K
     Matrix places;      // i32, T x K
-    int32_t* chunks;    // the `LoraGroups` that it fills: 1 + 3 T K
+    int32_t* chunks;    // written: the `LoraGroups`, 1 + 3 T K
     int32_t* rows;      // T K
     int32_t* sources;   // T K; the token of a place that has an adapter
     int32_t* changed;   // T K; whether a place has an adapter
-    int32_t* ends;      // num_own + 1; where the rows of an adapter with each expert end
+    int32_t* ends;      // num_own + 1; end of an adapter's rows with each expert
     const int32_t* filled[2];  // by slot: whether its adapter changes gates and ups, and whether it changes downs
-    int64_t first_own;  // places of other experts than [first_own, first_own + num_own) have no adapters here
+    int64_t first_own;  // places of experts outside [first_own, first_own + num_own) have no adapters here
     int64_t num_own;
 };
 
-// On one thread, like the sort of places: the rows of one slot after the other, those of each by expert.
+// On one thread, like the sort of places: the rows of one adapter slot after another, each sorted by expert.
 inline void run(const GroupPlacesArgs& args, const Step& step, const Thread& thread) {
     if (step.adapter_starts == nullptr || thread.index != 0) return;
     const int64_t top_k = args.experts.width;

@@ -1,9 +1,10 @@
-// What the ranks of several engines exchange when each of them has some of the experts, and every engine its own tokens.
+// The exchange between ranks of several engines, if each rank holds some of the experts and every engine has its own
+// tokens.
 //
-// All ranks run these operations in the same order, and a use has two meetings. Before the first one every engine gives
-// away the rows of its tokens; each rank then computes the outputs of its experts for the tokens of all engines. Before
-// the second one it leaves them where each engine reads those of its own tokens. A rank that writes to either area has
-// passed the meeting after which nobody reads what was there before.
+// All ranks run these operations in the same order, and a use has two meetings. Before the first meeting, every engine
+// publishes the rows of its tokens. Each rank then computes the outputs of its experts for the tokens of all engines.
+// Before the second meeting, it stores these where each engine reads those of its own tokens. A rank that writes to
+// either area has passed the meeting after which nobody reads the old contents.
 #pragma once
 
 #include <cstring>
@@ -13,13 +14,13 @@
 
 namespace octavo {
 
-constexpr int64_t kCountStride = 8;  // numbers of rows lie in cache lines of their own
+constexpr int64_t kCountStride = 8;  // row counts are in separate cache lines
 
-// The tokens of a step. `kernels/experts/exchange.py` and `native.py` mirror these structures.
+// The tokens of a step. These structures are mirrored by `kernels/experts/exchange.py` and `native.py`.
 struct TokenBlocks {
     const int64_t* counts;   // rows of each engine, `kCountStride` apart; null: one block, the rows of this step
     int64_t num_blocks;
-    int64_t rows_per_block;  // from the first row of an engine to that of the next
+    int64_t rows_per_block;  // from the first row of one engine to that of the next
 
     // Calls `body(rows)` for the rows of each engine, in order.
     template <typename Body>
@@ -43,7 +44,7 @@ inline void meet(RankGroup& group, const Thread& thread) {
 
 struct GiveRowsArgs {
     Matrix experts;        // i32, T x K
-    Matrix rows[3];        // of tokens, any type; data null: not used
+    Matrix rows[3];        // rows of tokens, any type; not used if data is null
     Matrix given_experts;  // this engine's part of the shared memory
     Matrix given_rows[3];
     int64_t* count;
@@ -65,13 +66,13 @@ inline void run(const GiveRowsArgs& args, const Step& step, const Thread& thread
 OCTAVO_OPERATION(give_rows, GiveRowsArgs)
 
 struct ReturnOutputsArgs {
-    Matrix experts;      // i32; of the tokens of all engines
-    Matrix places;       // i32; where `outputs` has those of a slot
+    Matrix experts;      // i32; experts of the tokens of all engines
+    Matrix places;       // i32; place in `outputs` of each slot
     Matrix outputs;      // f32, by place
-    Matrix returned;     // f32, a row for each slot of the tokens of all engines
+    Matrix returned;     // f32, one row per slot of the tokens of all engines
     Matrix own_places;   // i32, T x K; written: the rows of the step's slots in this engine's part of `returned`
     TokenBlocks blocks;
-    int64_t first_own;   // the outputs of [first_own, first_own + num_own) are here
+    int64_t first_own;   // outputs of experts [first_own, first_own + num_own) are here
     int64_t num_own;
     RankGroup* group;
 };

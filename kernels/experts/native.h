@@ -1,7 +1,7 @@
 // A mixture of experts: tokens are sorted by expert, multiplied with the experts' weights, and their outputs are added.
 //
-// A slot is one expert of one token, a place its position after sorting: by expert, then by token. The rows of an expert
-// lie next to each other, so its weights are read once for all of them, and not at all if there are none.
+// A slot is one expert of one token; a place is its position after sorting by expert, then by token. The rows of an
+// expert are adjacent, so its weights are read once for all of them, and not at all if it has no rows.
 #pragma once
 
 #include <cstring>
@@ -15,22 +15,22 @@ namespace octavo {
 
 // ---- Sorting ---------------------------------------------------------------------------------------------------
 
-// `kernels/experts/native.py` mirrors these structures.
+// These structures are mirrored by `kernels/experts/native.py`.
 struct DispatchArgs {
     Matrix experts;      // i32, T x K; with `blocks` that have counts, T are the tokens of all engines
-    Matrix rows[3];      // of tokens, any type; data null: not used
+    Matrix rows[3];      // rows of tokens, any type; not used if data is null
     Matrix placed[3];    // the same rows by place
     Matrix places;       // i32, T x K
     TokenBlocks blocks;
-    int32_t* firsts;     // E + 2: where each expert's places begin; the last two are the number of places
+    int32_t* firsts;     // E + 2: first place of each expert; the last two are the number of places
     int64_t num_experts;
-    int64_t first_own;   // rows of other experts than [first_own, first_own + num_own) are not copied
+    int64_t first_own;   // rows of experts outside [first_own, first_own + num_own) are not copied
     int64_t num_own;
 };
 
 // Counting sort, on one thread: it takes nanoseconds per slot, the products microseconds.
 inline void sort_slots(const DispatchArgs& args, const Step& step) {
-    int32_t* next = args.firsts + 1;  // place of an expert's next slot; at the end where the next expert begins
+    int32_t* next = args.firsts + 1;  // place of an expert's next slot; in the end, the first place of the next expert
     std::fill(args.firsts, args.firsts + args.num_experts + 2, 0);
     const int64_t top_k = args.experts.width;
     args.blocks.for_each(step, [&](Range rows) {
@@ -63,7 +63,7 @@ inline void run(const DispatchArgs& args, const Step& step, const Thread& thread
 }
 OCTAVO_OPERATION(dispatch, DispatchArgs)
 
-// The places of some experts, [first_own, first_own + num_own).
+// The places of experts [first_own, first_own + num_own).
 inline Range own_places(const int32_t* firsts, int64_t first_own, int64_t num_own) {
     return {firsts[first_own], firsts[first_own + num_own]};
 }
@@ -91,8 +91,8 @@ OCTAVO_OPERATION(quantize_places, QuantizePlacesArgs)
 enum class Activation : int32_t {
     none = 0,
     silu_and_mul = 1,     // silu(gate) * up
-    clamped_swiglu = 2,   // of GPT-OSS: (up + 1) * gate * logistic(1.702 gate), both limited to 7
-    relu2 = 3,            // of Nemotron-H: relu(up)^2
+    clamped_swiglu = 2,   // GPT-OSS: (up + 1) * gate * logistic(1.702 gate), both clamped to 7
+    relu2 = 3,            // Nemotron-H: relu(up)^2
 };
 
 inline F32x16 apply(Activation activation, F32x16 gate, F32x16 up) {
@@ -111,44 +111,44 @@ struct ExpertProductArgs {
     Matrix x_scales;
     Matrix x_sums;
     Matrix out;       // f32 or bf16, by place
-    const PackedWeight* weights;  // of the own experts: gates, if there are; otherwise ups, or downs
-    const PackedWeight* ups;      //   ups beside gates; null: there are no gates
+    const PackedWeight* weights;  // weights of the own experts: gates if there are any; otherwise ups, or downs
+    const PackedWeight* ups;      //   ups, if `weights` are gates; null: there are no gates
     const int32_t* firsts;
     int64_t num_experts;
     int64_t first_own;
     int64_t num_own;
     Activation activation;
-    int32_t clears_others;  // whether rows of other experts become zero: the sum over ranks has each row once
-    Matrix deltas;           // f32, by place: what adapters add, for gates first; data null: there are none
-    const int32_t* changed;  // by place: whether there is such a row
+    int32_t clears_others;  // whether rows of other experts are zeroed, so that the sum over ranks has each row once
+    Matrix deltas;           // f32, by place: added by adapters, for gates first; data null: there are none
+    const int32_t* changed;  // by place: whether it has a delta
 };
 
-// What adapters add to a row; null: nothing.
+// The delta of a row; null if there is none.
 inline const float* delta_of(const ExpertProductArgs& args, int64_t place) {
     return args.deltas.data != nullptr && args.changed[place] ? args.deltas.row<const float>(place) : nullptr;
 }
 
 namespace {
 
-// Bytes of a weight that a thread reads in a run, and how many runs each thread gets at least.
+// Bytes of a weight that a thread reads in one run, and the minimum number of runs per thread.
 constexpr int64_t kRunBytes = 768 << 10, kRunsPerThread = 8;
 
 // What one thread computes at once: a piece of an expert's outputs for some of its rows.
 struct ExpertItem {
-    int64_t expert;  // of the own ones; num_own: there is no more work
+    int64_t expert;  // among the own experts; num_own: there is no more work
     Range rows;      // places
     Piece piece;
 };
 
-// Items are numbered in the order of the weights. A thread takes runs of them, whose weights lie next to each other:
-// what the processor fetches beyond a panel is then used. Panels that two threads read in turns arrive a fifth slower
+// Items are numbered in the order of the weights. A thread takes runs of them, whose weights are adjacent, so that what
+// the hardware prefetches beyond a panel is used. Panels that two threads read alternately arrive a fifth slower
 // (docs/performance.md). The last runs are single items, so that all threads finish at about the same time.
 class ExpertItems {
    public:
     ExpertItems(const ExpertProductArgs& args, const Thread& thread) : args_(args), thread_(thread) {
         int64_t num_items = 0;
         for (int64_t expert = 0; expert < args.num_own; ++expert) num_items += num_blocks(expert) * num_panels(expert);
-        // A thread that has nothing to do while others compute a whole panel costs more than what halves do.
+        // An idle thread, while others compute a full panel, costs more than splitting panels into halves.
         has_halves_ = num_items < 2 * thread.count;
         if (num_items == 0 || has_halves_) return;
         const int64_t longest = kRunBytes / args.weights[0].panel_bytes();
@@ -182,7 +182,7 @@ class ExpertItems {
     int64_t num_panels(int64_t expert) const {
         return (args_.weights[expert].num_outputs + kPanelOutputs - 1) / kPanelOutputs;
     }
-    // The second half of the last panel may hold padding alone; its columns are not written.
+    // The second half of the last panel may be only padding; its columns are not written.
     int64_t num_pieces(int64_t expert) const { return num_panels(expert) * (has_halves_ ? 2 : 1); }
     int64_t num_blocks(int64_t expert) const {
         const Range rows = own_places(args_.firsts, args_.first_own + expert, 1);
@@ -194,8 +194,8 @@ class ExpertItems {
     const Thread& thread_;
     bool has_halves_;
     int64_t run_length_ = 1;
-    int64_t num_runs_ = 0;   // of more than one item
-    int64_t next_ = 0, end_ = 0;  // what is left of the present run
+    int64_t num_runs_ = 0;   // runs of more than one item
+    int64_t next_ = 0, end_ = 0;  // rest of the current run
     int64_t expert_ = 0;     // of the latest item
     int64_t first_ = 0;      // its first item
 };
@@ -281,7 +281,7 @@ inline void clear(const ExpertProductArgs& args, Range places) {
         std::memset(args.out.row<char>(place), 0, args.out.width * element_bytes);
 }
 
-// Threads take items until there are none.
+// Threads take items until none are left.
 inline void run(const ExpertProductArgs& all, const Step& step, const Thread& thread) {
     ExpertProductArgs args = all;
     if (step.adapter_starts == nullptr) args.deltas.data = nullptr;  // no row of this step has an adapter
@@ -310,8 +310,8 @@ struct CombineArgs {
     Matrix experts;   // i32, T x K
     Matrix weights;   // f32, T x K
     Matrix places;    // i32, T x K
-    Matrix bias;      // of any float, E x D, added to the outputs; data null: nothing is
-    Matrix residual;  // f32, added last; data null: nothing is. May be `out` itself
+    Matrix bias;      // any float type, E x D, added to the outputs; no bias if data is null
+    Matrix residual;  // f32, added last; no residual if data is null. May be `out` itself
     Matrix out;       // f32 or bf16
 };
 

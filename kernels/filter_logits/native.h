@@ -14,7 +14,7 @@ struct Filter {
     bool keeps_all() const { return top_k == 0 && top_p >= 1.0 && log_min_p == -kInfinity; }
 };
 
-// The sum of e^(x - largest), in float32 within 1,024 numbers and in float64 over these, always by rising index.
+// The sum of e^(x - largest), in float32 within blocks of 1,024 and in float64 over the blocks, in index order.
 inline double sum_of_exponentials(const float* values, int64_t count, float largest) {
     constexpr int64_t kBlock = 1024;
     const F32x16 shift = set1(largest);
@@ -60,15 +60,15 @@ inline int64_t sum_of_weights(const float* values, int64_t count, float largest)
     return sum;
 }
 
-// The weight that a nucleus must reach. What falls short by no more than the rounding of float32 reaches it: 0.4 and
-// 0.3 make 0.7.
+// The weight that a nucleus must reach. A sum that falls short by no more than the rounding of float32 reaches it: 0.4
+// and 0.3 make 0.7.
 inline int64_t target_weight(double top_p, int64_t total) {
     const double share = static_cast<double>(total) * top_p * (1.0 - 0x1p-21);
     return std::max<int64_t>(static_cast<int64_t>(std::ceil(share)), 1);
 }
 
 // A lower bound of the logits in the nucleus. All tokens with a weight below (1 - top_p) / V of the sum weigh less than
-// 1 - top_p together, so the others reach `top_p` without them. Half of that leaves room for rounding.
+// 1 - top_p in total, so the other tokens reach `top_p` without them. Half of that leaves room for rounding.
 inline float bound_of_nucleus(float largest, int64_t total, double top_p, int64_t width) {
     const double sum = static_cast<double>(total) * 0x1p-37;
     return largest + static_cast<float>(std::log(0.5 * (1.0 - top_p) * sum / static_cast<double>(width)));
@@ -113,8 +113,8 @@ struct FilterLogitsArgs {
     const float* logits;
     int64_t count;
     Filter filter;
-    int64_t* ids;      // as many as there are logits
-    int64_t* num_ids;  // how many of them were kept
+    int64_t* ids;      // room for one id per logit
+    int64_t* num_ids;  // number of kept ids
     char* scratch;     // RowScratch::bytes(count)
 };
 

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// `kernels/gated_delta_rule/native.py` mirrors it.
+// Mirrored by `kernels/gated_delta_rule/native.py`.
 struct GatedDeltaRuleArgs {
     Matrix q;              // f32, T x key heads * key_dim
     Matrix k;              // f32, the same

@@ -37,7 +37,7 @@ inline float sum_of_halves(const float* first, int64_t count) {
     return sum_of_halves(first, count / 2) + sum_of_halves(first + count / 2, count - count / 2);
 }
 
-// `kernels/gated_rms_norm/native.py` mirrors it.
+// Mirrored by `kernels/gated_rms_norm/native.py`.
 struct GatedSquareSumsArgs {
     Matrix x;     // f32, T x D
     Matrix gate;  // f32, T x D
@@ -55,7 +55,7 @@ inline void run(const GatedSquareSumsArgs& args, const Step& step, const Thread&
 }
 OCTAVO_OPERATION(gated_square_sums, GatedSquareSumsArgs)
 
-// `kernels/gated_rms_norm/native.py` mirrors it.
+// Mirrored by `kernels/gated_rms_norm/native.py`.
 struct GatedRmsNormArgs {
     Matrix x;             // f32, T x D
     Matrix gate;          // f32, T x D

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// `kernels/given_rows/native.py` mirrors it.
+// Mirrored by `kernels/given_rows/native.py`.
 struct GivenRowsArgs {
     Matrix x;      // f32, T x D
     Matrix given;  // f32, bf16 or f16, at least T x D

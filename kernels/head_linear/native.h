@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// `kernels/head_linear/native.py` mirrors it.
+// Mirrored by `kernels/head_linear/native.py`.
 struct HeadLinearArgs {
     Matrix x;                     // f32 or bf16, as the weights need it
     Matrix out;                   // f32 or bf16; the outputs of the heads side by side

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// `kernels/latent_heads/native.py` mirrors it.
+// Mirrored by `kernels/latent_heads/native.py`.
 struct LatentHeadsArgs {
     Matrix q;         // f32; of each head `plain` numbers, then `rotary`
     Matrix q_latent;  // f32; of each head `latent_width` numbers

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// `kernels/multiply/native.py` mirrors it.
+// Mirrored by `kernels/multiply/native.py`.
 struct MultiplyArgs {
     Matrix x;     // f32, T x D
     Matrix gate;  // f32, T x D, or T x 1: of all numbers of a row

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// `kernels/pointwise/functions.py` mirrors it.
+// Mirrored by `kernels/pointwise/functions.py`.
 enum class PointwiseFunction : int64_t { scale = 0, soft_cap = 1, clamp = 2, relu_squared = 3 };
 
 struct PointwiseArgs {

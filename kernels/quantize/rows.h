@@ -8,24 +8,24 @@
 
 namespace octavo {
 
-// How the scale of a group follows from its largest magnitude, and a level from a number. `Scaling` in
-// `kernels/quantize/__init__.py` mirrors it.
+// How the scale of a group is computed from its largest magnitude, and a level from a number. Mirrored by `Scaling` in
+// `kernels/quantize/__init__.py`.
 enum class Scaling : int32_t {
     magnitude = 0,   // scale = magnitude / 127, level = x * (127 / magnitude)
-    range = 1,       // scale = magnitude / 127.5, level = x / scale, limited to -128 and 127
-    reciprocal = 2,  // scale = max(magnitude / 127.5, 2^-23), level = x * (1 / scale), limited to -128 and 127
+    range = 1,       // scale = magnitude / 127.5, level = x / scale, clamped to -128..127
+    reciprocal = 2,  // scale = max(magnitude / 127.5, 2^-23), level = x * (1 / scale), clamped to -128..127
     int12 = 3,       // scale = magnitude / 2047, level = x * (2047 / magnitude); levels are i16
 };
 
 struct QuantizeArgs {
     Matrix x;       // f32 or bf16, T x I
-    Matrix levels;  // i8, T x I filled up with zeros to whole groups. With `int12` i16, each quad in the order 0 2 1 3
+    Matrix levels;  // i8, T x I, zero-padded to complete groups. With `int12` i16, each quad in the order 0 2 1 3
     Matrix scales;  // f32, T x groups
-    Matrix sums;    // i32, T x groups: of the levels
+    Matrix sums;    // i32, T x groups: sums of the levels
     int64_t group_size;
-    const int32_t* order;  // the column of x at each place; null: as they are. Groups have at most kMaxOrderedGroup
+    const int32_t* order;  // column of x at each place; null: in order. Groups have at most kMaxOrderedGroup columns
     Scaling scaling;
-    float static_scale;  // of all groups, in place of what `scaling` says; 0: there is none
+    float static_scale;  // scale of all groups, instead of `scaling`'s; 0: there is none
 };
 
 constexpr int64_t kMaxOrderedGroup = 128;
@@ -36,14 +36,14 @@ inline F32x16 load_up_to(const Element* x, int64_t count) {
     return count > 0 ? load_first(x, count) : zero();
 }
 
-// What makes levels of numbers.
+// Converts numbers to levels.
 struct Scale {
     float scale;
     float inverse;  // 0: all levels are zero
     bool is_divisor;  // levels are quotients, not products with the inverse
 };
 
-// A subnormal magnitude would make the inverse of the scale infinite; then all levels are zero.
+// The inverse of a scale from a subnormal magnitude would be infinite; all levels are zero instead.
 inline Scale scale_of(const QuantizeArgs& args, float magnitude) {
     constexpr float kSmallest = 1e-36f;
     if (args.static_scale != 0.0f) return {args.static_scale, 1.0f / args.static_scale, args.scaling == Scaling::range};
@@ -57,14 +57,14 @@ inline Scale scale_of(const QuantizeArgs& args, float magnitude) {
     return {limited, 1.0f / limited, false};
 }
 
-// Levels before they are rounded.
+// Divides by the scale; levels are not rounded yet.
 struct Divisor {
     F32x16 scale, inverse;
     bool is_divisor;
 
     explicit Divisor(const Scale& of) : scale(set1(of.scale)), inverse(set1(of.inverse)), is_divisor(of.is_divisor) {}
 
-    // Within the limits of 8 bits, or of 12 for int16_t.
+    // Clamps to 8 bits, or to 12 for int16_t.
     template <typename Level>
     F32x16 level(F32x16 x) const {
         constexpr float kEnd = sizeof(Level) == 1 ? 128.0f : 2048.0f;
@@ -72,8 +72,9 @@ struct Divisor {
         F32x16 quotient = x * inverse;
         if (is_divisor) {
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
-            // A step of Newton's method makes the product with the inverse the quotient, in less time than a division.
-            // A product that is far beyond the limits would make it infinity less infinity.
+            // One Newton step turns the product with the inverse into the correctly rounded quotient, faster than a
+            // division. Far beyond the limits it would compute infinity minus infinity, so the product is clamped
+            // first.
             quotient = max(min(quotient, set1(256.0f)), set1(-256.0f));
             quotient = fma(fma(zero() - quotient, scale, x), inverse, quotient);
 #else
@@ -84,7 +85,7 @@ struct Divisor {
     }
 };
 
-// Stores 16 whole numbers: those of 16 bits in the order in which the kernels multiply them, 0 2 1 3 of each quad.
+// Stores 16 integers; 16-bit ones in the order in which the kernels multiply them, 0 2 1 3 of each quad.
 inline void store_levels(int8_t* levels, F32x16 whole) { store(levels, whole); }
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
 inline void store_levels(int16_t* levels, F32x16 whole) {
@@ -105,11 +106,11 @@ inline void store_levels(int16_t* levels, F32x16 whole) {
 }
 #endif
 
-// `quantize_group`: the scale of a group, and its levels to the nearest, ties to even. If a number is not finite the
-// scale is NaN, and so is every output that the row is multiplied to.
+// `quantize_group`: the scale of a group, and its levels rounded to nearest, ties to even. If a number is not finite
+// the scale is NaN, and so is every output of the row.
 #if defined(OCTAVO_AVX512)
 
-// Magnitudes compare as their bits do, and numbers that are not finite have the largest.
+// Magnitudes compare like their bits, and numbers that are not finite have the largest bits.
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
 inline __m512i magnitude_bits(F32x16 values) {
@@ -120,7 +121,7 @@ template <typename Element, typename Level>
 inline void quantize_group(
     const QuantizeArgs& args, const Element* x, int64_t count, Level* levels, float* scale, int32_t* sum) {
     const int64_t size = args.group_size;
-    constexpr int kVectors = 4;  // at once, which neither wait for one another's maximum nor for their sum
+    constexpr int kVectors = 4;  // in parallel, so that they wait neither for one another's maximum nor for their sum
     const int64_t whole = sizeof(Level) == 1 ? std::min(count, size) / (kVectors * kLanes) * (kVectors * kLanes) : 0;
     __m512i largest[kVectors], total[kVectors];
     OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) largest[i] = total[i] = _mm512_setzero_si512();

@@ -9,22 +9,22 @@ namespace octavo {
 
 constexpr int64_t kMaxExperts = 1024;
 
-// `kernels/routing/native.py` mirrors it.
+// Mirrored by `kernels/routing/native.py`.
 struct RouteArgs {
     Matrix logits;   // f32, T x E
-    Matrix bias;     // one row of f32, added to the scores for the choice only; data null: nothing is
+    Matrix bias;     // one row of f32, added to the scores for the choice only; no bias if data is null
     Matrix experts;  // i32, T x K, ascending
     Matrix weights;  // f32, T x K
-    int64_t num_groups;       // of experts, of equal size
-    int64_t num_kept_groups;  // whose experts may be chosen
-    float scale;              // of the weights
-    float sum_offset;         // added to their sum
+    int64_t num_groups;       // groups of experts, of equal size
+    int64_t num_kept_groups;  // groups whose experts may be chosen
+    float scale;              // factor of the weights
+    float sum_offset;         // added to the sum of the weights before division
     int32_t is_sigmoid;       // scores are logistic functions of the logits; otherwise their softmax
     int32_t is_normalized;    // the weights of a token are divided by their sum
-    int32_t sums_two;         // a group's score is the sum of its two largest; otherwise its largest
+    int32_t sums_two;         // a group's score is the sum of its two largest scores; otherwise its largest
 };
 
-// Marks the `count` largest of `values`; of equal ones the first.
+// Marks the `count` largest of `values`; the first ones in ties.
 inline void mark_largest(const float* values, int64_t size, int64_t count, bool* is_marked) {
     std::fill(is_marked, is_marked + size, false);
     for (int64_t i = 0; i < count; ++i) {
@@ -35,7 +35,7 @@ inline void mark_largest(const float* values, int64_t size, int64_t count, bool*
     }
 }
 
-// Replaces the logits, `size` of them with room for whole vectors, by their scores.
+// Replaces `size` logits by their scores; the buffer has room for complete vectors.
 inline void to_scores(float* values, int64_t size, bool is_sigmoid) {
     float largest = values[0];
     for (int64_t i = 1; i < size; ++i) largest = std::max(largest, values[i]);
@@ -49,7 +49,7 @@ inline void to_scores(float* values, int64_t size, bool is_sigmoid) {
     for (int64_t i = 0; i < size; ++i) values[i] /= sum;
 }
 
-// Lowers the scores of all groups but the best so far that none of their experts is chosen.
+// Lowers the scores of all groups except the best ones, so that none of their experts is chosen.
 inline void limit_groups(const RouteArgs& args, float* choice) {
     const int64_t size = args.logits.width / args.num_groups;
     float scores[kMaxExperts];
@@ -89,7 +89,7 @@ inline void run(const RouteArgs& args, const Step& step, const Thread& thread) {
             weights[slot++] = scores[i];
             sum += scores[i];
         }
-        // A sum of zero has no weights to divide: logistic functions of very small logits.
+        // The sum may be zero, if logistic functions of very small logits underflow.
         const float factor = args.is_normalized ? args.scale / std::max(sum + args.sum_offset, 1e-20f) : args.scale;
         for (int64_t slot = 0; slot < top_k; ++slot) weights[slot] *= factor;
     });

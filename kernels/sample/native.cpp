@@ -1,6 +1,6 @@
-// Draws the next token of every row of logits, by its request's own parameters: see `kernels/sample/__init__.py`.
+// Draws the next token of every row of logits, with its request's parameters: see `kernels/sample/__init__.py`.
 //
-// The operations are in their own folders; this file fixes their order. One thread processes a whole row.
+// The operations are in their own folders; this file fixes their order. One thread processes a complete row.
 #include "filter_logits/native.h"
 #include "gumbel_sample/native.h"
 #include "logprobs/native.h"
@@ -13,8 +13,8 @@ namespace octavo {
 
 // The sampling state of a request. Only the counts of penalties and bad words change between draws.
 struct SampledRequest {
-    float temperature;  // 0: the largest logit
-    float largest;      // bound of changed logits
+    float temperature;  // 0: greedy, the largest logit
+    float largest;      // clamp of changed logits
     uint64_t seed;
     Filter filter;
     const int64_t* bias_ids;
@@ -26,18 +26,18 @@ struct SampledRequest {
     int64_t has_penalties;
     Penalties penalties;
     const int64_t* bad_ids;   // would complete a bad word
-    const int64_t* num_bad;   // read at each draw; null: none
-    const uint32_t* allowed;  // the mask of the tokens that are; null: all
-    int64_t first_timestamp;  // text before it is ruled out where a timestamp is likelier; 0: never
+    const int64_t* num_bad;   // read at each draw; null: no bad words
+    const uint32_t* allowed;  // mask of allowed tokens; null: all
+    int64_t first_timestamp;  // text before it is ruled out if a timestamp is likelier; 0: never
 };
 
 struct SampleArgs {
     Matrix logits;                          // f32, R x V
     const SampledRequest* const* requests;  // R
-    const int64_t* positions;               // R; tokens before the one that is drawn
+    const int64_t* positions;               // R; tokens before the drawn one
     const int64_t* num_outputs;             // R; outputs among them
-    int64_t* token_ids;                     // R; -1 where the largest logit is NaN or infinite
-    char* scratch;                          // for each thread RowScratch::bytes(V)
+    int64_t* token_ids;                     // R; -1 if the largest logit is NaN or infinite
+    char* scratch;                          // RowScratch::bytes(V) for each thread
 };
 
 // Returns a copy with bias, withheld tokens, bad words, penalties and masks applied, or the row itself if none applies.
@@ -65,7 +65,7 @@ inline const float* change_logits(
     return changed;
 }
 
-// The index, or -1 if the number there is NaN or infinite.
+// The index, or -1 if the logit there is NaN or infinite.
 inline int64_t finite_or_none(const float* row, int64_t index) {
     return std::fabs(row[index]) < kInfinity ? index : -1;
 }
@@ -101,5 +101,5 @@ OCTAVO_OPERATION(sample, SampleArgs)
 
 }  // namespace octavo
 
-// Bytes of scratch memory that selecting from rows of `width` numbers needs on each thread.
+// Bytes of scratch memory per thread for selecting from rows of `width` elements.
 extern "C" int64_t octavo_row_scratch_bytes(int64_t width) { return octavo::RowScratch::bytes(width); }

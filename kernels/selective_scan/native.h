@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// `kernels/selective_scan/native.py` mirrors it.
+// Mirrored by `kernels/selective_scan/native.py`.
 struct SelectiveScanArgs {
     Matrix x;              // f32, T x heads * head_dim
     Matrix b;              // f32, T x groups * state_size

@@ -17,7 +17,7 @@ struct LinkCounters {
     alignas(64) Signal<Scope::machine> received;
 };
 
-// `kernels/stage_exchange/link.py` mirrors it. Each side has its own, over the same memory.
+// Mirrored by `kernels/stage_exchange/link.py`. Each side has its own, over the same memory.
 struct StageLink {
     LinkCounters* counters;
     char* areas;
