@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from octavo.frontend.engine_set import EngineSet
-from octavo.frontend.weight_upload import Tensors, links_of, write_weights
+from octavo.frontend.weight_upload import Tensors, link_files, write_weights
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, RequestFailedError
 from octavo.protocol.events import EngineFacts
@@ -214,7 +214,7 @@ def _upload(weights: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]", fold
     tensors: Tensors = weights.items() if isinstance(weights, Mapping) else weights
     write_weights(folders[0], tensors)
     for other in folders[1:]:
-        links_of(folders[0], other)
+        link_files(folders[0], other)
 
 
 def _folder_of(facts: EngineFacts) -> Path:

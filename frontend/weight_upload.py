@@ -65,7 +65,7 @@ def write_weights(folder: Path, tensors: Tensors) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": file_of}))
 
 
-def links_of(folder: Path, other: Path) -> None:
+def link_files(folder: Path, other: Path) -> None:
     """Create a folder of hard links to the same files, in the same memory."""
     other.mkdir(mode=0o700)
     for file in folder.iterdir():
