@@ -78,7 +78,7 @@ class WhisperEncoder(MediaTower):
     """The tower. `Patches.rows_TP` of its sequences are whole spectrograms, mel bands by frames.
 
     Its convolutions run through torch in float32, one item at a time and before the layers, so their bits depend on the
-    item alone; layers run as those of vision towers."""
+    item alone; its layers run like those of image towers."""
 
     num_mels: int
     convolutions: Sequence[tuple[Tensor, Tensor]]

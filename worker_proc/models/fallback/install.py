@@ -24,7 +24,7 @@ Multiply = Callable[[LinearWeight, bool], Product]
 def install(
     facts: ModelFacts, model: PreTrainedModel, structure: Structure, parameters: Parameters, multiply: Multiply
 ) -> None:
-    """Replace every stand-in of a model by a tensor, or by a weight with which only products are computed.
+    """Replace every stand-in of a model by a tensor, or by a weight that is used only in products.
 
     Args:
         facts: facts of the model.

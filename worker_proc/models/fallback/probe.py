@@ -20,9 +20,9 @@ NUM_ROWS = 8
 """Number of rows of the pass."""
 
 _KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
-"""Arguments that attention here follows."""
+"""Arguments that our attention supports."""
 _HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "layer_idx", "training", "return_dict"})
-"""Arguments that change nothing, or that are checked otherwise."""
+"""Arguments that have no effect, or that are checked elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,13 +52,13 @@ class Structure:
     first_position: int = 0
     """Position that the model gives to the first token (2 in RoBERTa, whose position table has padding rows)."""
     max_positions: int | None = None
-    """Rows of that table behind the first position; `None` if all positions are as in `config.json`."""
+    """Rows of that table after the first position; `None` if all positions are as in `config.json`."""
     padding_ids: frozenset[int] = frozenset()
-    """Tokens that models leave out when they count positions."""
+    """Token ids that models skip when they count positions."""
 
 
 class _Recorder:
-    """Notes every call of attention."""
+    """Records every call of attention."""
 
     def __init__(self, facts: ModelFacts, names: dict[nn.Module, str]) -> None:
         self._facts = facts
@@ -146,7 +146,7 @@ def _record(model: nn.Module, recorder: _Recorder) -> _Recorder:
 
 
 def _take_lookups(structure: Structure) -> dict[str, list[Tensor]]:
-    """Return the rows that a pass looked up, by the name of the table, and forget them."""
+    """Return the rows that a pass looked up, by the name of the table, and drop them."""
     lookups = {name: weight.lookups for name, weight in structure.weights.items() if weight.lookups}
     for name in lookups:
         structure.weights[name].lookups = []
@@ -186,12 +186,12 @@ class _KnownOutput(BaseModelOutputWithPast):  # type: ignore[misc]
     """A base model's output for a head that reads only hidden states."""
 
     def __getattr__(self, name: str) -> None:
-        """Return `None` means caches, routing and the like."""
+        """Return `None` for other outputs, such as caches and routing."""
         return
 
 
 class _KnownBase(nn.Module):
-    """Stands in place of the base of a model whose hidden states are known."""
+    """Replaces the base of a model whose hidden states are known."""
 
     def __init__(self, hidden_RD: Tensor) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class DraftHead(Model):
     Args:
         parameters: parameters of the head.
         shapes: shapes of the attention of each layer.
-        model: target model, whose embeddings the draft model shares.
+        model: target model, whose embeddings the head shares.
         first: the first layer.
         layers: the others.
         rotary: rotary embedding of the attention.
@@ -64,13 +64,13 @@ class DraftHead(Model):
         # Native programs pass rows on in float32.
         dtype, width = torch.float32 if self.library else self.dtype, model.embedding.table_VD.shape[1]
         num_bytes = max_rows * width * dtype.itemsize
-        on_host = self.device.type == "cpu"  # where only the rows that are ever used take memory
+        on_host = self.device.type == "cpu"  # where rows take memory only once they are used
         memory_B = allocate(num_bytes) if on_host else torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         self.inputs_XD = memory_B[:num_bytes].view(dtype).view(max_rows, width)
         """The features that the next step reads, row by row."""
 
     def finish_loading(self) -> None:
-        """Turn the differences to the ids of logits, which checkpoints have, into `token_ids_V`."""
+        """Convert the differences from the ids of logits, which checkpoints store, to `token_ids_V`."""
         if self.token_ids_V is not None:
             self.token_ids_V += torch.arange(len(self.token_ids_V), device=self.device)
 

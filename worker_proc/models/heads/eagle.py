@@ -74,7 +74,7 @@ class Eagle3FirstLayer:
     mlp_norm: RMSNorm
     mlp: GatedMlp
     normalizes_residual: bool
-    """The residual stream is the normalized features."""
+    """Whether the residual stream is the normalized features."""
 
     def __call__(self, embedded_TD: Tensor, features_TD: Tensor, tables: Tables, attention: Attention) -> Residual:
         """See `octavo.worker_proc.models.heads.base.FirstLayer`."""
@@ -238,7 +238,7 @@ def _layer(parameters: Parameters, facts: ModelFacts, index: int, *, has_norm: b
 
 
 def _split_columns(parts: dict[str, list[str]]) -> Rule:
-    """Divide weights evenly by inputs: names by patterns."""
+    """Split weights evenly by inputs. `parts` maps patterns to names."""
 
     def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
         found = next((names for pattern, names in parts.items() if re.search(pattern, name)), None)

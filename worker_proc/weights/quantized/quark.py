@@ -1,4 +1,4 @@
-"""AMD's Quark: how layers are quantized is said by name, by class, or for all of them.
+"""AMD's Quark, which selects a layer's quantization scheme by name, by class, or for all layers.
 
 weight        float8_e4m3fn (outputs, inputs), or int8; uint8 (outputs, inputs / 2) of 4-bit floats
 weight_scale  of the tensor or of outputs; of blocks; uint8 (outputs, inputs / 32), powers of two (e8m0), of MXFP4
