@@ -81,8 +81,8 @@ class Octavo:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Those of its quantization; None: those of the checkpoint."""
-        return None if self.quantization is None else 4.0 if self.quantization == "int4" else 8.0
+        """Average bits of its quantization, scales and minimums included; `None`: those of the checkpoint."""
+        return None if self.quantization is None else {"int4": 5.0, "int8": 8.5}.get(self.quantization, 8.0)
 
     def _words(self) -> list[str]:
         words = ["octavo", *([self.quantization] if self.quantization else [])]
@@ -139,6 +139,11 @@ class LlamaCpp:
     @property
     def key(self) -> str:
         return f"llama-{self.quantization.lower()}" if self.quantization else "llama"
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of its blocks, scales included; `None`: those of the checkpoint."""
+        return {"Q8_0": 8.5, "Q4_0": 4.5}.get(self.quantization or "")
 
     @property
     def title(self) -> str:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from bench_cpu_parts import models, processes, roofline
 from bench_cpu_parts.ceilings import CeilingMeter
-from bench_cpu_parts.engines import Engine, Octavo, Streams
+from bench_cpu_parts.engines import Engine, LlamaCpp, Octavo, Streams
 from bench_cpu_parts.figures import Figure, Metric, Results
 from bench_cpu_parts.models import ModelName
 from bench_cpu_parts.rows import IDLE, MEMORY, OfflineRow
@@ -115,7 +115,7 @@ class OfflineBench:
 
     def _costs(self) -> dict[str, roofline.ModelCost]:
         config, bits = models.config(self.model), models.bits_per_weight(self.model)
-        own = {one.key: one.bits_per_weight for one in self.engines if isinstance(one, Octavo)}
+        own = {one.key: one.bits_per_weight for one in self.engines if isinstance(one, Octavo | LlamaCpp)}
         return {one.key: roofline.model_cost(config, own.get(one.key) or bits) for one in self.engines}
 
     def _session(self, engine: Engine, streams: Streams) -> Session:

@@ -355,7 +355,7 @@ def test_quantized_columns_are_there_when_the_engine_can_quantize() -> None:
 
 def test_settings_of_engines_are_measured_beside_the_defaults() -> None:
     engine = Octavo("int8", engine_args=(("num_scheduler_steps", 1), ("enable_prefix_caching", False)))
-    assert engine.key == "octavo-int8+args" and engine.bits_per_weight == 8.0
+    assert engine.key == "octavo-int8+args" and engine.bits_per_weight == 8.5
     assert engine.title == "octavo int8 num_scheduler_steps=1 enable_prefix_caching=False"
     command = engine.server(Path("model"), 8000)
     assert command is not None
