@@ -39,7 +39,7 @@ COLD_BYTES = 192 << 20
 DECODES = [(batch, context) for batch in (1, 8, 32) for context in (512, 2048, 8192)]
 SHARED_KEYS = 512
 SHARED_DECODES = [(batch, SHARED_KEYS + 28) for batch in (8, 32, 64)]
-"""Requests that have their first 512 keys in common."""
+"""Batches of requests that share their first 512 keys."""
 PREFILLS = [512, 2048, 8192]
 
 

@@ -1,4 +1,4 @@
-"""`BenchChild`: an engine in a process of its own, which answers lines of JSON."""
+"""`BenchChild`: an engine in a separate process, which responds with lines of JSON."""
 
 import json
 import subprocess

@@ -16,9 +16,9 @@ from bench_report import report, write
 RUNNING = (64, 256, 1024, 4096)
 WAITING = (0, 10_000, 100_000)
 LONG_PROMPTS = ((1000, 1000), (8000, 1000), (32_000, 250))
-"""Length of the prompts, and how many wait."""
+"""Length of the prompts, and number of waiting requests."""
 QUEUES = ((20_000, 100), (100_000, 100), (2000, 1000), (250, 32_000))
-"""How many wait, and the length of their prompts."""
+"""Number of waiting requests, and length of their prompts."""
 WINDOW_S = 2.0
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: machine, percentiles, report."""
+"""Shared by the benchmarks: description of the machine, percentiles, report."""
 
 import datetime
 import json

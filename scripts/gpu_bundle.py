@@ -19,14 +19,14 @@ WHEELS = ROOT / "build" / "gpu_wheels"
 ARCHIVE = ROOT / "build" / "gpu_bundle.tar.gz"
 PAGE = "GPU_START_HERE.md"
 MISSING = ("pyzmq", "msgspec", "gguf", "fastapi", "uvicorn", "httptools", "llguidance", "shtab", "xxhash")
-"""What octavo needs and such a machine does not have."""
+"""Packages that octavo needs and such a machine lacks."""
 TEST_TOOLS = ("pytest", "pluggy", "iniconfig", "pytest-xdist", "execnet", "hypothesis", "sortedcontainers")
-"""What the tests of the kernels need besides."""
+"""Additional packages for the tests of the kernels."""
 PRESENT = (
     *("torch", "numpy", "tokenizers", "transformers", "huggingface-hub", "safetensors", "jinja2"),
     *("uvloop", "cloudpickle", "prometheus-client", "pyyaml", "tqdm"),
 )
-"""What octavo needs and such a machine has."""
+"""Packages that octavo needs and such a machine has."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)]
 """What wheels for the machine may be tagged with, by version of its C library; pip takes each for itself alone."""
 LIMIT_BYTES = 64 << 20
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def download(requirements: Sequence[str], python: str) -> None:
-    """Fetch the wheels themselves, not what they need.
+    """Download the wheels, without their dependencies.
 
     Raises:
         SystemExit: one of them has no wheel for that machine.

@@ -24,37 +24,37 @@ ROWS = (1, 16, 64, 256, 2048, 8192)
 ELEMENT_BYTES = 2
 
 LOOP_INSTRUCTIONS = 123
-"""Of a warp, for a block of 64 inputs. The most of all launches."""
+"""Instructions of a warp for a block of 64 inputs: the maximum over all launches."""
 TILE_INSTRUCTIONS = 791
-"""Of a warp, at the end of a tile: results are converted, exchanged and stored. The most of all launches."""
+"""Instructions of a warp at the end of a tile, to convert, exchange and store results: the maximum of all launches."""
 GATED_TILE_INSTRUCTIONS = 1472
-"""The same with `silu_and_mul`."""
+"""The same with the epilogue `silu_and_mul`."""
 TENSOR_SHARE = 0.9
-"""Of the time in a loop in which the tensor cores work: each block of inputs has a barrier. Assumed."""
+"""Share of a loop's time in which the tensor cores work: each block of inputs has a barrier. Assumed."""
 FIXED_S = 2.0e-6
-"""From the end of the kernel before to the first product, in a graph: launch, barriers, the first copies. Assumed."""
+"""Seconds from the end of the previous kernel to the first product in a graph: launch, barriers, loads. Assumed."""
 EARLY_FIXED_S = 0.8e-6
 """The same for a product that begins before the kernel ahead of it ends: the wait, and the first copies, of which the
 weights are in the cache. Assumed."""
 KERNEL_S = 1.5e-6
 """The same for a kernel that only reads and writes rows. Assumed."""
 LATENCY_S = 0.8e-6
-"""Of a read from memory under load. Assumed."""
+"""Latency of a memory read under load, in seconds. Assumed."""
 PORT_BYTES = 64
-"""What a multiprocessor takes from the second-level cache in a clock."""
+"""Bytes that a multiprocessor reads from the L2 cache per clock."""
 SHARED_BYTES = 128
-"""What a multiprocessor's shared memory reads or writes in a clock."""
+"""Bytes that a multiprocessor's shared memory reads or writes per clock."""
 GROUP_ROW_TILES = 8
 """Row tiles that share a read of the weight."""
 NVLINK_BYTES = 400e9
-"""What a GPU receives from the others in a second, about nine tenths of the vendor's figure. Assumed."""
+"""Bytes that a GPU receives from the others per second: about nine tenths of the vendor's figure. Assumed."""
 EXCHANGE_S = 5.0e-6
-"""Of a sum over ranks, beside its bytes: the launch, and waiting for one another. Assumed."""
+"""Seconds of an all-reduce in addition to its transfers: the launch, and waiting for the other ranks. Assumed."""
 FEW_BYTES = 1 << 20
 """See `octavo.worker_proc.parallel.distributed`."""
 NUM_SEGMENTS = 8
 CACHE_BYTES = 25 << 20
-"""Of the second-level cache, for a weight that is read again: half of it."""
+"""Bytes of the L2 cache available for a weight that is read again: half of the cache."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Device:
     """From the second-level cache to all multiprocessors. Assumed: published products on Hopper with tiles of 128 x 128
     and no multicast reach about 600e12 flops, which takes so much."""
     matrix_flops: float
-    """Of a large product of bfloat16 matrices; the power limit keeps it below the vendor's 989e12."""
+    """Rate of a large product of bfloat16 matrices; the power limit keeps it below the vendor's 989e12."""
     clocks: float
 
 
@@ -79,7 +79,7 @@ DEVICES: dict[DeviceName, Device] = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a product should take."""
+    """The estimated time of a product, and the limits that it follows from."""
 
     launch: Launch
     """Tile, stages, tiles and programs."""
@@ -87,21 +87,21 @@ class Estimate:
     waves: float
     """Programs, or their tiles one after another, per multiprocessor."""
     num_bytes: float
-    """Read from memory and written to it."""
+    """Bytes read from memory and written to it."""
     cache_bytes: float
-    """Moved between the second-level cache and the multiprocessors: rows and weights for each tile, sums of splits."""
+    """Bytes moved between the L2 cache and the multiprocessors: rows and weights of each tile, sums of splits."""
     flops: float
-    """Without the padding of tiles."""
+    """Floating-point operations, without the padding of tiles."""
     parts_s: dict[str, float]
-    """Each limit by itself: memory, cache, multiprocessor. The longest counts."""
+    """Seconds by limit: memory, cache, multiprocessor. The longest one counts."""
     fixed_s: float
-    """Added to it: the launch, and adding up the splits."""
+    """Seconds added to the longest of `parts_s`: the launch, and adding the splits."""
     roofline_s: float
-    """The bytes that must be moved, or the flops, at the device's rates."""
+    """Seconds for the bytes that must be moved, or for the flops, at the device's rates."""
 
     @property
     def seconds(self) -> float:
-        """The whole product."""
+        """Estimated seconds of the complete product."""
         return max(self.parts_s.values()) + self.fixed_s
 
     @property

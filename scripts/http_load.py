@@ -27,7 +27,7 @@ class Answer:
     finished: float
     num_bytes: int
     body: bytes = b""
-    """Kept of failed requests only."""
+    """Response body; kept only for failed requests."""
 
 
 def encode_request(path: str, body: bytes, host: str) -> bytes:
@@ -37,7 +37,7 @@ def encode_request(path: str, body: bytes, host: str) -> bytes:
 
 
 async def drive(host: str, port: int, requests: Iterable[bytes], num_connections: int) -> list[Answer]:
-    """Send the requests, each connection its next one as soon as it has the answer to the last.
+    """Send the requests; each connection sends its next one as soon as it has received a response.
 
     Raises:
         ConnectionError: the server closed a connection before the answer was complete.

@@ -37,7 +37,7 @@ class Case:
 
     num_requests: int
     num_tokens: int
-    """Computed for each."""
+    """Tokens computed for each request."""
     context_len: int
 
     @classmethod

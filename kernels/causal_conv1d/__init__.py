@@ -7,7 +7,7 @@ from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.recurrence import Slots
 
 MAX_WIDTH = 8
-"""Inputs of one output."""
+"""Maximum number of inputs of one output."""
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.causal_conv1d,

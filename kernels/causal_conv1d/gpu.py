@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.kernels.recurrence import DeviceSlots, Slots
 
 _ROWS, _CHANNELS = 4, 128
-"""Of a tile, which one warp computes: a decode has one row."""
+"""Rows and channels of a tile, which one warp computes. A decode has one row."""
 _MAX_PARTS = 64
 """Programs that share the rows of a request."""
 

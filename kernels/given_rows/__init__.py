@@ -1,4 +1,4 @@
-"""Rows of a step that its caller gives, in place of those that the model looks up: prompt embeddings."""
+"""Rows of a step that the caller provides, in place of those that the model looks up: prompt embeddings."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.given_rows import cpu, native
 
 GIVEN = -3
-"""Token id of a row that is given."""
+"""Token id of a row that the caller provides."""
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.take_given_rows,

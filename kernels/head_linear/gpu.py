@@ -19,11 +19,11 @@ from octavo.kernels.linear.gpu import ALIGNMENT, LibraryLinear
 from octavo.kernels.linear.gpu_tiles import INPUTS_BLOCK
 
 _FEW_ROWS, _MANY_ROWS = 64, 128
-"""Of a tile. Hopper's `wgmma` has no smaller tiles than 64."""
+"""Rows of a tile. Hopper's `wgmma` has no tiles smaller than 64."""
 _OUTPUTS = 128
-"""Of a tile."""
+"""Outputs of a tile."""
 _NUM_STAGES = {2: 4, 4: 2}
-"""By the element size."""
+"""Pipeline stages by element size in bytes."""
 
 _TABLES: "WeakKeyDictionary[LibraryLinear, Tensor]" = WeakKeyDictionary()
 """The addresses of the weights of all heads, by the first one; int64."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from octavo.kernels.latent_heads.widths import LatentWidths
 
 _HEADS = 8
-"""Of a program."""
+"""Heads of a program."""
 
 
 def latent_heads(

@@ -15,13 +15,13 @@ class LatentWidths:
     """
 
     rotary: int
-    """Of queries and keys, rotated; in keys the same for all heads."""
+    """Width of the rotated part of queries and keys; in keys it is shared by all heads."""
     plain: int
-    """Of each head's query as it is projected, beside the rotated part."""
+    """Width of the part of each head's projected query that is not rotated."""
     value: int
-    """Of each head's output."""
+    """Width of each head's output."""
     latent: int
-    """Of the vector that keys and values of all heads are made of."""
+    """Width of the latent vector, from which the keys and values of all heads are computed."""
     is_interleaved: bool
     """The rotation takes neighbours as pairs; otherwise the two halves of the rotated part."""
 
@@ -36,10 +36,10 @@ class LatentWidths:
 
     @property
     def query(self) -> int:
-        """P: of a head's query as it is projected."""
+        """P: width of a head's projected query."""
         return self.plain + self.rotary
 
     @property
     def key(self) -> int:
-        """H: of a cached key, and of the queries that it is multiplied with."""
+        """H: width of a cached key, and of the queries that it is multiplied with."""
         return self.latent + self.rotary

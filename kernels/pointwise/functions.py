@@ -1,4 +1,4 @@
-"""The functions of `pointwise`, by the numbers that C++ and Triton know them by."""
+"""The functions of `pointwise`, by the numbers that C++ and Triton use."""
 
 from enum import IntEnum
 

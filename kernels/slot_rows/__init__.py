@@ -1,4 +1,4 @@
-"""What a step needs of the slots of its requests, before its first layer. Only on a GPU, where it is one launch."""
+"""Reads the slots of a step's requests before its first layer. Only on a GPU, where it is one launch."""
 
 from collections.abc import Sequence
 

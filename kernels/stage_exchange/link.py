@@ -9,7 +9,7 @@ import torch
 from octavo.kernels.native.arguments import Arguments
 
 NUM_AREAS = 2
-"""Steps that the first stage may be ahead of the second: one is read while the next is written."""
+"""Maximum steps that the sending stage is ahead: one area is read while the next is written."""
 _COUNTER_BYTES = mmap.PAGESIZE
 
 

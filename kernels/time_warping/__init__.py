@@ -1,4 +1,4 @@
-"""Aligns the tokens of a text with the rows of a sound, by what the tokens attend to: dynamic time warping."""
+"""Aligns the tokens of a text with the rows of an audio clip by their attention: dynamic time warping."""
 
 import numpy as np
 import numpy.typing as npt

@@ -10,7 +10,7 @@ from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 
 MAX_WIDTH = 63
-"""Of the filter: see `kMaxWidth`."""
+"""Maximum width of the filter: see `kMaxWidth`."""
 _LANES = 16
 
 

@@ -1,4 +1,4 @@
-"""Rules out text where a timestamp is likelier: the last rule of models that transcribe speech with timestamps."""
+"""Rules out text if a timestamp is likelier: the last rule of models that transcribe speech with timestamps."""
 
 from torch import Tensor
 

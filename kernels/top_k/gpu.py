@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.kernels.filter_logits.gpu import find_cuts
 
 _MAX_LISTED = 4096
-"""More values than this are found by sorting whole rows, as for the log-probabilities of the whole vocabulary."""
+"""Above this number of values, complete rows are sorted, as for the log-probabilities of the whole vocabulary."""
 
 
 def top_k(values_V: Tensor, k: int) -> Tensor:
