@@ -72,7 +72,7 @@ def estimate_product(
     sums_bytes = 2 * 4 * launch.rows * row_tiles * num_outputs * launch.num_splits * launch.is_spread
     num_items = launch.num_tiles * (launch.num_splits if launch.is_spread else 1)
     splits_of_item = 1 if launch.is_spread else launch.num_splits
-    blocks = -(-weight.num_blocks // launch.num_splits) * splits_of_item
+    blocks = product.split_blocks * splits_of_item
     issued = ISSUED if num_items * launch.num_warps >= 4 * SHARING * H100.num_multiprocessors else ISSUED_ALONE
     issued *= NUM_SCHEDULERS / launch.num_warps * rates.clocks
     is_largest = launch.num_warps > NUM_SCHEDULERS

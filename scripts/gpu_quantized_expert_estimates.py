@@ -7,7 +7,7 @@ Tokens are routed as in `gpu_expert_estimates`; blocks of inputs take what they 
 import numpy as np
 import torch
 from bench_gpu_parts.mixtures import MIXTURES, Mixture
-from bench_gpu_parts.quantized import FORMATS, QUANTIZED_MIXTURES, Format, QuantizedName
+from bench_gpu_parts.quantized import FORMATS, ODD_LOOP_INSTRUCTIONS, QUANTIZED_MIXTURES, QuantizedName
 from bench_gpu_parts.quantized_layers import weight_of
 from gpu_estimates import DEVICES, ELEMENT_BYTES, FIXED_S, KERNEL_S, LATENCY_S, ROWS, DeviceName
 from gpu_expert_estimates import EMPTY_S, LayerEstimate, around_products_s, routed
@@ -71,7 +71,7 @@ def _product_s(
     rows_bytes = num_slots * inputs * (1 if form.kind in ("s8", "f8") else ELEMENT_BYTES)
     issued = ISSUED if items * num_warps >= 4 * SHARING * H100.num_multiprocessors else ISSUED_ALONE
     issued *= NUM_SCHEDULERS / num_warps * rates.clocks
-    item_s = num_weights * (weight.num_blocks * _block_s(form, product, rows, issued, device))
+    item_s = num_weights * (weight.num_blocks * _block_s(name, product, rows, issued, device))
     item_s += num_weights * end_instructions(form, num_warps) / issued
     num_programs = (min(num_slots, len(counts)) + num_slots // rows) * tiles
     parts_s = (
@@ -84,9 +84,11 @@ def _product_s(
     return max(parts_s) + FIXED_S + 3 * LATENCY_S + empty_s
 
 
-def _block_s(form: Format, product: QuantizedProduct, rows: int, issued: float, device: DeviceName) -> float:
-    weight = product.weight
+def _block_s(name: QuantizedName, product: QuantizedProduct, rows: int, issued: float, device: DeviceName) -> float:
+    weight, form = product.weight, FORMATS[name]
     instructions = form.loop_instructions[product.num_warps(rows) > NUM_SCHEDULERS]
+    if weight.num_blocks % 2 and product.num_warps(rows) <= NUM_SCHEDULERS:
+        instructions = ODD_LOOP_INSTRUCTIONS.get(name, instructions)
     return block_seconds(form, rows, instructions / issued, weight.chunk * weight.num_chunks, DEVICES[device])
 
 

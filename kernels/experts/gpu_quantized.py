@@ -132,7 +132,9 @@ def multiply_gates_and_ups(
     x, row_scale = ups.rows(x_TD)
     of_gates = ups if gates is None else gates
     is_wide = gates is not None and tiles.rows == GATED_ROWS and not ups.first.gpu.has_descriptors
-    num_stages = min(ups.first.num_stages(tiles.rows), of_gates.first.num_stages(tiles.rows))
+    firsts = ups.first, of_gates.first
+    step = min(each.step(tiles.rows) for each in firsts)
+    num_stages = min(each.num_stages(tiles.rows, step) for each in firsts)
     quantized_gate_up_kernel[(tiles.most * triton.cdiv(weight.num_outputs, TILE_OUTPUTS),)](
         x,
         row_scale,
@@ -152,6 +154,7 @@ def multiply_gates_and_ups(
         HAS_BIAS=ups.first.bias_O is not None,
         IS_CLAMPED=is_clamped,
         ROWS=tiles.rows,
+        STEP=step,
         NUM_STAGES=num_stages,
         num_warps=8 if is_wide else ups.first.num_warps(tiles.rows),
         enable_fp_fusion=False,
@@ -160,7 +163,7 @@ def multiply_gates_and_ups(
 
 def multiply_downs(x_PI: Tensor, downs: QuantizedWeights, tiles: Tiles, output_SD: Tensor, *, by_slot: bool) -> None:
     """Compute the outputs of experts from rows by position, or by slot."""
-    weight = downs.first.weight
+    weight, step = downs.first.weight, downs.first.step(tiles.rows)
     x, row_scale = downs.rows(x_PI)
     quantized_down_kernel[(tiles.most * triton.cdiv(weight.num_outputs, TILE_OUTPUTS),)](
         x,
@@ -175,7 +178,8 @@ def multiply_downs(x_PI: Tensor, downs: QuantizedWeights, tiles: Tiles, output_S
         BY_SLOT=by_slot,
         FORM=downs.form,
         ROWS=tiles.rows,
-        NUM_STAGES=downs.first.num_stages(tiles.rows),
+        STEP=step,
+        NUM_STAGES=downs.first.num_stages(tiles.rows, step),
         num_warps=downs.first.num_warps(tiles.rows),
         enable_fp_fusion=False,
     )

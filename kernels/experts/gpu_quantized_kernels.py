@@ -35,6 +35,7 @@ def _results(
     bias_type: tl.constexpr,
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Return the results of a tile, float32, outputs by rows. `bias_type` is `None` if there is no bias."""
@@ -50,12 +51,12 @@ def _results(
         rows,
         0,
         num_blocks,
-        num_outputs,
         num_inputs,
         num_blocks,
         num_row_groups,
         FORM,
         ROWS,
+        STEP,
         NUM_STAGES,
     )
     HAS_BIAS: tl.constexpr = bias_type is not None
@@ -95,6 +96,7 @@ def quantized_gate_up_kernel(
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
     ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Compute the activation of gates and ups, or of ups alone if GATE is `None`: one row per position; with adapters,
@@ -121,6 +123,7 @@ def quantized_gate_up_kernel(
             bias_type,
             GATE,
             ROWS,
+            STEP,
             NUM_STAGES,
         )
     up = _results(
@@ -138,6 +141,7 @@ def quantized_gate_up_kernel(
         bias_type,
         UP,
         ROWS,
+        STEP,
         NUM_STAGES,
     )
     outputs = tile_outputs + tl.arange(0, _OUTPUTS)
@@ -172,6 +176,7 @@ def quantized_down_kernel(
     BY_SLOT: tl.constexpr,
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Compute the outputs of experts, one row per slot, from rows by position or by slot."""
@@ -195,6 +200,7 @@ def quantized_down_kernel(
         None,
         FORM,
         ROWS,
+        STEP,
         NUM_STAGES,
     )
     outputs = tile_outputs + tl.arange(0, _OUTPUTS)

@@ -44,6 +44,10 @@ _END_BLOCKS = 1.5
 """What the end of a program costs beside its blocks of inputs."""
 ROWS = (16, 32, 64, 128)
 """Of a tile."""
+_MOST_ROWS_OF_STEPS = 32
+"""Most rows of a tile whose iterations multiply two blocks of inputs; larger ones lack registers."""
+_LEAST_STAGES_OF_STEPS = 3
+"""Fewest stages of two blocks each: with two of them, less would be in flight than with single blocks."""
 _FLOAT8_CAPABILITY = (8, 9)
 _MAJOR_WITHOUT_KERNELS = 10
 _TYPES = {
@@ -67,6 +71,8 @@ class QuantizedLaunch:
     is_spread: bool
     """Each split of a tile has its own program."""
     num_warps: int
+    step: int
+    """Blocks of inputs that one iteration multiplies."""
     num_stages: int
 
 
@@ -116,11 +122,24 @@ class QuantizedProduct:
             num_programs = num_tiles * num_splits
             waves = -(-num_programs // num_multiprocessors)
             is_alone = num_programs < _SHARING * num_multiprocessors
-            return waves * (-(-weight.num_blocks // num_splits) + _END_BLOCKS) * (_ALONE_COST if is_alone else 1.0)
+            return waves * (self._blocks_of(num_splits) + _END_BLOCKS) * (_ALONE_COST if is_alone else 1.0)
 
         best = min(range(1, most + 1), key=cost)
-        blocks = -(-weight.num_blocks // best)
-        return -(-weight.num_blocks // blocks)  # no split is empty
+        return -(-weight.num_blocks // self._blocks_of(best))  # no split is empty
+
+    @property
+    def split_blocks(self) -> int:
+        """Blocks of inputs of each split; the last one may have fewer."""
+        return self._blocks_of(self.num_splits)
+
+    def _blocks_of(self, num_splits: int) -> int:
+        """Return the blocks of a split, a multiple of those that one iteration of any tile multiplies."""
+        return -(-self.weight.num_blocks // (self._most_step * num_splits)) * self._most_step
+
+    @property
+    def _most_step(self) -> int:
+        is_possible = self.weight.kind not in ("s8", "f8") and self.weight.num_blocks % 2 == 0
+        return 2 if is_possible else 1
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
@@ -133,12 +152,22 @@ class QuantizedProduct:
         """Return the warps of a program, by the rows of its tile."""
         return 8 if rows == ROWS[-1] or (self._has_scaled_parts and rows == self.row_sizes[-1]) else 4
 
-    def num_stages(self, rows: int) -> int:
-        """Return the stages of the pipeline of a program, by the rows of its tile."""
+    def step(self, rows: int) -> int:
+        """Return the blocks of inputs that one iteration multiplies, by the rows of a tile.
+
+        Two blocks in one iteration take fewer instructions for the loop, copies and addresses.
+        """
+        if rows > _MOST_ROWS_OF_STEPS or self.num_stages(rows, self._most_step) < _LEAST_STAGES_OF_STEPS:
+            return 1
+        return self._most_step
+
+    def num_stages(self, rows: int, step: int) -> int:
+        """Return the stages of the pipeline of a program, by the rows of its tile and the blocks of an iteration."""
         weight = self.weight
         row_bytes = 1 if weight.kind in ("s8", "f8") else 2
         block = weight.chunk * weight.num_chunks
-        stage_bytes = block * (rows * row_bytes) + weight.words[0, 0].numel() * weight.words.element_size() + 2048
+        block_bytes = block * (rows * row_bytes) + weight.words[0, 0].numel() * weight.words.element_size()
+        stage_bytes = step * block_bytes + 2048
         # Two programs share a multiprocessor unless rows are many; the rest is for sums on their way out.
         most = self.gpu.shared_bytes // (1 if rows == ROWS[-1] else 2) - rows * TILE_OUTPUTS * 2 - 2048
         return max(2, min(6, most // stage_bytes))
@@ -153,7 +182,9 @@ class QuantizedProduct:
         rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
         num_tiles = -(-num_rows // rows) * -(-self.weight.num_outputs // TILE_OUTPUTS)
         is_spread = num_splits > 1 and num_tiles <= self.gpu.num_multiprocessors
-        return QuantizedLaunch(rows, num_tiles, num_splits, is_spread, self.num_warps(rows), self.num_stages(rows))
+        step = self.step(rows)
+        num_stages = self.num_stages(rows, step)
+        return QuantizedLaunch(rows, num_tiles, num_splits, is_spread, self.num_warps(rows), step, num_stages)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
@@ -196,7 +227,7 @@ class QuantizedProduct:
             weight.num_inputs,
             x_TI.stride(0),
             weight.num_blocks,
-            -(-weight.num_blocks // launch.num_splits),
+            self.split_blocks,
             row_scale_TG.shape[1],
             FORM=form_of(weight),
             NUM_SPLITS=launch.num_splits,
@@ -204,6 +235,7 @@ class QuantizedProduct:
             HAS_ROW_TILES=launch.rows == self.row_sizes[-1],
             HAS_BIAS=self.bias_O is not None,
             ROWS=launch.rows,
+            STEP=launch.step,
             NUM_STAGES=launch.num_stages,
             num_warps=launch.num_warps,
             enable_fp_fusion=False,

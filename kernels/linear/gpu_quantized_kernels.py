@@ -16,13 +16,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels.linear.gpu_kernels import place_of_tile
 from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, Kind, Other
+from octavo.kernels.linear.gpu_quantized_numbers import numbers_in_pairs, numbers_of_floats, two_words
 from octavo.kernels.programmatic_launch.gpu import prefetch
 
 _OUTPUTS = tl.constexpr(TILE_OUTPUTS)
-_FLOAT_BYTE = tl.constexpr(0x4B000000)
-"""2^23 in float32: a byte in its lowest bits adds itself."""
-_E4M3_UNIT = tl.constexpr(2.0**120)
-"""Of a float8_e4m3fn whose exponent and mantissa are the upper ones of a float32."""
 
 
 class Form(NamedTuple):
@@ -49,140 +46,58 @@ class Form(NamedTuple):
 
 
 @triton.jit
-def _begin_early(words_ptr, tile, first_block, num_blocks, CHUNK: tl.constexpr, NUM_STAGES: tl.constexpr):
+def _begin_early(words_ptr, tile, first_block, num_blocks, CHUNK: tl.constexpr, COUNT: tl.constexpr):
     """Bring the first codes of a tile into the cache while the kernel before computes the rows, then wait for it."""
     gdc_launch_dependents()
     LINE: tl.constexpr = 1024 // words_ptr.dtype.element_ty.primitive_bitwidth
-    for stage in tl.static_range(NUM_STAGES):  # the codes of a block are contiguous
-        block = tile * num_blocks + tl.minimum(first_block + stage, num_blocks - 1)
+    for ahead in tl.static_range(COUNT):  # the codes of a block are contiguous
+        block = tile * num_blocks + tl.minimum(first_block + ahead, num_blocks - 1)
         lines = tl.arange(0, _OUTPUTS * CHUNK // LINE)
         prefetch(words_ptr + block.to(tl.int64) * (_OUTPUTS * CHUNK) + lines * LINE)
     gdc_wait()
 
 
 @triton.jit
-def _half(word, is_upper, dtype: tl.constexpr):
-    """Return one of the two 16-bit numbers in each word."""
-    bits = ((word >> (16 * is_upper)) & 0xFFFF).to(tl.uint16)
-    return bits.to(dtype, bitcast=True)
-
-
-@triton.jit
-def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return the bits of the numbers of a chunk; compiled kernels have `Form.assembly` for that."""
-    PIECES: tl.constexpr = FORM.pieces
-    lower, upper = tl.split(words.to(tl.uint16, bitcast=True).reshape(words.shape[0], words.shape[1] // 2, 2))
-    pairs = lower.to(tl.uint32) | (upper.to(tl.uint32) << 16)
-    bits = tl.full(pairs.shape, FORM.base * 0x10001, tl.uint32)
-    for piece in tl.static_range(len(PIECES[CHUNK_INDEX])):
-        ROTATION: tl.constexpr = PIECES[CHUNK_INDEX][piece][0]
-        rotated = pairs if ROTATION == 0 else (pairs << ROTATION) | (pairs >> (32 - ROTATION))
-        bits |= rotated & (PIECES[CHUNK_INDEX][piece][1] * 0x10001)
-    return tl.join((bits & 0xFFFF).to(tl.uint16), (bits >> 16).to(tl.uint16)).reshape(words.shape)
-
-
-@triton.jit
-def _numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
-    read in the time of 3 instructions."""
-    KIND: tl.constexpr = FORM.kind
-    ASSEMBLY: tl.constexpr = FORM.assembly
-    OTHER: tl.constexpr = FORM.other
-    ZERO: tl.constexpr = FORM.zero
-    UNIT: tl.constexpr = FORM.unit
-    SUM_UNIT: tl.constexpr = FORM.sum_unit
-    HAS_GROUPS: tl.constexpr = FORM.group > 0
-    if ASSEMBLY is None:
-        bits = _interpreted_bits(words, CHUNK_INDEX, FORM)
-    else:
-        bits = tl.inline_asm_elementwise(ASSEMBLY[CHUNK_INDEX], "=r,r", [words], dtype=tl.uint16, is_pure=True, pack=2)
-    numbers = bits.to(dtype, bitcast=True)
-    if HAS_GROUPS:
-        scale = _half(scale_word, 0 if OTHER != "none" else is_upper, dtype)
-    if KIND == "u8" or (KIND == "u4" and dtype == tl.bfloat16):
-        # Codes of 4 bits in odd chunks are the upper halves of bytes.
-        STEP: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
-        if HAS_GROUPS:
-            if OTHER == "minimum":
-                minimum = _half(scale_word, 1, dtype)
-            else:  # -ZERO * 2^-133
-                minimum = scale * tl.full([1], 0x8000 | ZERO, tl.uint16).to(dtype, bitcast=True)
-            if STEP != 1.0:
-                scale = scale * tl.full([1], STEP, tl.float32).to(dtype)
-        else:
-            scale = tl.full([numbers.shape[0]], UNIT * STEP, tl.float32).to(dtype)
-            minimum = tl.full([numbers.shape[0]], -ZERO / SUM_UNIT, tl.float32).to(dtype)
-        scales = tl.broadcast_to(scale[:, None], numbers.shape)
-        numbers = tl.fma(numbers, scales, tl.broadcast_to(minimum[:, None], numbers.shape))
-    elif KIND == "u4":
-        if OTHER == "shift":
-            numbers = numbers - _half(scale_word, 1, dtype)[:, None]
-        else:
-            numbers = numbers - tl.full([1, 1], 1024.0 + ZERO, tl.float32).to(dtype)
-        if OTHER == "minimum":
-            minimum = tl.broadcast_to(_half(scale_word, 1, dtype)[:, None], numbers.shape)
-            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
-        elif HAS_GROUPS:
-            numbers = numbers * scale[:, None]
-    elif HAS_GROUPS:
-        numbers = numbers * scale[:, None]
-    else:
-        numbers = numbers * tl.full([1, 1], UNIT, tl.float32).to(dtype)
-    return numbers
-
-
-@triton.jit
-def _numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
-    KIND: tl.constexpr = FORM.kind
-    ASSEMBLY: tl.constexpr = FORM.assembly
-    OTHER: tl.constexpr = FORM.other
-    ZERO: tl.constexpr = FORM.zero
-    scale_dtype: tl.constexpr = FORM.scale_dtype
-    HAS_GROUPS: tl.constexpr = FORM.group > 0
-    if HAS_GROUPS:
-        if scale_dtype == tl.float32:
-            scale = scale_word.to(tl.float32, bitcast=True)
-        else:
-            scale = _half(scale_word, 0 if OTHER != "none" else is_upper, scale_dtype).to(tl.float32)
-    if ASSEMBLY is None:
-        codes = ((words.to(tl.uint16, bitcast=True) >> (8 * CHUNK_INDEX)) & 0xFF).to(tl.uint32)
-        bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20) if KIND == "e4m3" else codes | _FLOAT_BYTE
-        numbers = bits.to(tl.float32, bitcast=True)
-    else:
-        numbers = tl.inline_asm_elementwise(
-            ASSEMBLY[CHUNK_INDEX], "=r,=r,r", [words], dtype=tl.float32, is_pure=True, pack=2
-        )
-    if KIND == "e4m3":
-        numbers = numbers * ((scale * _E4M3_UNIT)[:, None] if HAS_GROUPS else _E4M3_UNIT)
-    else:
-        if OTHER == "shift":
-            numbers = numbers - (_half(scale_word, 1, scale_dtype).to(tl.float32) + 8388608.0)[:, None]
-        else:
-            numbers = numbers - (8388608.0 + ZERO)
-        if OTHER == "minimum":
-            minimum = tl.broadcast_to(_half(scale_word, 1, scale_dtype).to(tl.float32)[:, None], numbers.shape)
-            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
-        elif HAS_GROUPS:
-            numbers = numbers * scale[:, None]
-    return numbers.to(dtype)
-
-
-@triton.jit
-def _load_words(block_ptr, outputs, columns, CHUNK: tl.constexpr, IS_SMALL: tl.constexpr):
+def _load_words(block_ptr, CHUNK: tl.constexpr, IS_SMALL: tl.constexpr):
     """Return the codes of a block."""
-    if IS_SMALL:  # the order of these sums saves two instructions for each pointer, and takes registers
-        return tl.load(block_ptr + (outputs[:, None] * CHUNK + columns[None, :]))
-    return tl.load(block_ptr + outputs[:, None] * CHUNK + columns[None, :])
+    if IS_SMALL:
+        # One range: the compiler finds the constant distances of a thread's places in it, not in a row times CHUNK.
+        places = tl.arange(0, _OUTPUTS * CHUNK).reshape(_OUTPUTS, CHUNK)
+        word_ptrs = block_ptr + tl.max_contiguous(tl.multiple_of(places, (1, CHUNK)), (1, CHUNK))
+    else:  # takes fewer registers
+        word_ptrs = block_ptr + tl.arange(0, _OUTPUTS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    return tl.load(word_ptrs)
 
 
 @triton.jit
-def _load_rows(x_ptr, row_places, inputs, num_inputs, IS_EVEN: tl.constexpr):
+def _load_rows(x_ptrs, inputs, num_inputs, IS_EVEN: tl.constexpr):
     """Return inputs of rows; 0 after the last input."""
-    places = row_places[:, None] + inputs[None, :]
     if IS_EVEN:
-        return tl.load(x_ptr + places)
-    return tl.load(x_ptr + places, mask=(inputs < num_inputs)[None, :], other=0.0)
+        return tl.load(x_ptrs)
+    return tl.load(x_ptrs, mask=(inputs < num_inputs)[None, :], other=0.0)
+
+
+@triton.jit
+def _load_scales(scale_ptrs, block, CHUNK_INDEX: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
+    """Return the words of scales of a chunk, and the next ones of its block if `scale_ptrs` point to two of each."""
+    BLOCK: tl.constexpr = FORM.chunk * FORM.num_chunks
+    INPUT: tl.constexpr = CHUNK_INDEX * FORM.chunk
+    if BLOCK > SPAN:
+        places = scale_ptrs + block * (BLOCK // SPAN // 2 * _OUTPUTS)
+        words, next_words = two_words(tl.load(places + INPUT // SPAN // 2 * _OUTPUTS), FORM)
+    else:
+        words = tl.load(scale_ptrs + (block * BLOCK + INPUT) // SPAN * _OUTPUTS)
+        next_words = words
+    return words, next_words
+
+
+@triton.jit
+def _with_part(sums, part, scale_word, row_scale_ptrs, HAS_GROUPS: tl.constexpr):
+    """Add the sums of a block, scaled if it has scales of its own."""
+    if HAS_GROUPS:
+        factor = scale_word.to(tl.float32, bitcast=True)[:, None] * tl.load(row_scale_ptrs)[None, :]
+        return tl.fma(part, factor, sums)
+    return sums + part
 
 
 @triton.jit  # long: one loop, mostly parameters
@@ -196,15 +111,16 @@ def sum_split(
     rows,
     first_block,
     end_block,
-    num_outputs,
     num_inputs,
     num_blocks,
     num_row_groups,
     FORM: tl.constexpr,
     ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Return the sums over the blocks of a split, outputs by rows; int32 of whole numbers."""
+    """Return the sums over the blocks of a split, outputs by rows; int32 of whole numbers. The split has a multiple of
+    STEP blocks, which one iteration multiplies."""
     KIND: tl.constexpr = FORM.kind
     GROUP: tl.constexpr = FORM.group
     CHUNK: tl.constexpr = FORM.chunk
@@ -223,32 +139,37 @@ def sum_split(
     # has equal bits in small and large tiles only if one product of two chunks adds up in ascending order, as two
     # products in a chain do. No GPU has confirmed it: `test_a_row_has_the_same_bits_in_every_tile` is the first to run.
     JOINED: tl.constexpr = 2 if HAS_PAIRS and IS_SMALL else 1
-    columns = tl.arange(0, CHUNK)
-    columns_of_product = tl.arange(0, JOINED * CHUNK)
+    HAS_TWO_WORDS: tl.constexpr = GROUP > 0 and BLOCK > SPAN
+    INPUTS_OF_LOAD: tl.constexpr = 2 * SPAN if HAS_TWO_WORDS else SPAN
+    columns = tl.arange(0, JOINED * CHUNK)
     outputs = tl.arange(0, _OUTPUTS)
-    tile = tile_outputs // _OUTPUTS
-    padded_outputs = tl.cdiv(num_outputs, _OUTPUTS) * _OUTPUTS
+    tile = (tile_outputs // _OUTPUTS).to(tl.int64)
+    words_ptr += tile * num_blocks * (_OUTPUTS * CHUNK)
+    # What varies by thread is added before the loop, so the copies of a block differ by constant offsets.
+    row_ptrs = x_ptr + row_places[:, None] + columns[None, :]
+    word_type: tl.constexpr = tl.int64 if HAS_TWO_WORDS else tl.int32
+    scale_ptrs = scale_ptr + tile * tl.cdiv(num_blocks * BLOCK, SPAN) * _OUTPUTS if GROUP > 0 else scale_ptr
+    scale_ptrs = scale_ptrs.to(tl.pointer_type(word_type)) + outputs
     sums = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
-    for block in tl.range(first_block, end_block, num_stages=NUM_STAGES):
-        # The codes of all chunks are in the same words; one chunk if they are numbers that are multiplied as they are.
-        block_ptr = words_ptr + (tile * num_blocks + block).to(tl.int64) * (_OUTPUTS * CHUNK)
-        words = _load_words(block_ptr, outputs, columns, CHUNK, IS_SMALL)
-        for chunk in tl.static_range(NUM_CHUNKS):
+    for block in tl.range(first_block, end_block, STEP, num_stages=NUM_STAGES):
+        for chunk in tl.static_range(STEP * NUM_CHUNKS):
             first_input = block * BLOCK + chunk * CHUNK
+            if chunk % NUM_CHUNKS == 0:
+                # The codes of all chunks of a block are in the same words; numbers that need no change are one chunk.
+                block_ptr = words_ptr + block * (_OUTPUTS * CHUNK) + chunk // NUM_CHUNKS * (_OUTPUTS * CHUNK)
+                words = _load_words(block_ptr, CHUNK, IS_SMALL)
             if chunk % JOINED == 0:
-                inputs = first_input + columns_of_product
-                x = _load_rows(x_ptr, row_places, inputs, num_inputs, FORM.is_even)
-            scale_word = outputs
+                x_ptrs = row_ptrs + block * BLOCK + chunk * CHUNK
+                x = _load_rows(x_ptrs, first_input + columns, num_inputs, FORM.is_even)
+            scale_word, group, is_upper = outputs, 0, 0
             if GROUP > 0:
-                if chunk == 0 or chunk * CHUNK % SPAN == 0:
-                    word = tl.load(scale_ptr + (first_input // SPAN) * padded_outputs + tile_outputs + outputs)
-                scale_word = word
+                if chunk == 0 or chunk * CHUNK % INPUTS_OF_LOAD == 0:
+                    word, next_word = _load_scales(scale_ptrs, block, chunk, SPAN, FORM)
+                scale_word = next_word if HAS_TWO_WORDS and chunk * CHUNK // SPAN % 2 == 1 else word
                 group = first_input // GROUP
                 is_upper = chunk * CHUNK // GROUP % 2 if BLOCK % (2 * GROUP) == 0 else group % 2
-            else:
-                is_upper = 0
             if HAS_PAIRS:
-                numbers = _numbers_in_pairs(words, scale_word, is_upper, dtype, chunk, FORM)
+                numbers = numbers_in_pairs(words, scale_word, is_upper, dtype, chunk % NUM_CHUNKS, FORM)
                 if JOINED == 1:
                     sums = tl.dot(numbers, x.T, sums)
                 elif chunk % 2 == 0:
@@ -257,18 +178,13 @@ def sum_split(
                     both = tl.join(first_numbers, numbers).permute(0, 2, 1).reshape(_OUTPUTS, 2 * CHUNK)
                     sums = tl.dot(both, x.T, sums)
             elif not ROWS_ARE_QUANTIZED:
-                numbers = _numbers_of_floats(words, scale_word, is_upper, dtype, chunk, FORM)
+                numbers = numbers_of_floats(words, scale_word, is_upper, dtype, chunk % NUM_CHUNKS, FORM)
                 sums = tl.dot(numbers, x.T, sums)
             elif KIND == "s8":
                 sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
             else:  # Hopper's sums of float8 have 14 bits: no more than a block is added up in them
-                part = tl.dot(words, x.T)
-                if GROUP > 0:
-                    row_scale = tl.load(row_scale_ptr + rows * num_row_groups + group)
-                    factor = scale_word.to(tl.float32, bitcast=True)[:, None] * row_scale[None, :]
-                    sums = tl.fma(part, factor, sums)
-                else:
-                    sums = sums + part
+                row_scale_ptrs = row_scale_ptr + rows * num_row_groups + group
+                sums = _with_part(sums, tl.dot(words, x.T), scale_word, row_scale_ptrs, GROUP > 0)
     return sums
 
 
@@ -327,6 +243,7 @@ def quantized_linear_kernel(
     HAS_ROW_TILES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
+    STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
@@ -345,7 +262,7 @@ def quantized_linear_kernel(
     first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
     if IS_DEPENDENT:
         first_block = first_split * split_blocks
-        _begin_early(words_ptr, tile_outputs // _OUTPUTS, first_block, num_blocks, FORM.chunk, NUM_STAGES)
+        _begin_early(words_ptr, tile_outputs // _OUTPUTS, first_block, num_blocks, FORM.chunk, STEP * NUM_STAGES)
     rows = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
     total = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
     for step in range(1 if IS_SPREAD else NUM_SPLITS):
@@ -360,12 +277,12 @@ def quantized_linear_kernel(
             rows,
             split * split_blocks,
             tl.minimum((split + 1) * split_blocks, num_blocks),
-            num_outputs,
             num_inputs,
             num_blocks,
             num_row_groups,
             FORM,
             ROWS,
+            STEP,
             NUM_STAGES,
         )
         total = tl.where(step == 0, sums, total + sums)

@@ -10,8 +10,9 @@ of a bfloat16 is 0 or 1, its lowest 8 bits count units of 2^-133: integers are s
 (`fma`) with a large scale makes weights of them. So that such scales are bfloat16 too, weights are 2^16 times too
 small, and sums are multiplied by that at the end; both are exact.
 
-Scales lie by group and output, in words of 32 bits, which are the smallest that can be copied while a tile before is
-multiplied: a float32; or 16 bits with the zero or minimum of the group; or 16 bits each of two adjacent groups.
+The scales of a tile lie by group and output, in words of 32 bits, which are the smallest that can be copied while a
+tile before is multiplied: a float32; or 16 bits with the zero or minimum of the group; or 16 bits each of two adjacent
+groups. If a block has several words of an output, two adjacent ones are read at once.
 """
 
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class GpuQuantizedWeight:
     words: Tensor
     """int16 or bytes; shape (tiles, blocks, [chunks,] 128, chunk)."""
     scales: Tensor
-    """int32 words, shape (words, outputs of all tiles)."""
+    """int32 words, shape (tiles, words or pairs of words, 128, 1 or 2): pairs if a block has several."""
     scale_dtype: torch.dtype
     group_size: int
     """0: one scale per output, of float32."""
@@ -147,13 +148,15 @@ def pack(
     num_words = -(-num_inputs // span) if span else 1
     padded = torch.zeros(num_words, num_outputs, dtype=torch.int32, device=device)
     padded[: scales.shape[0], : scales.shape[1]] = scales
+    adjacent = 2 if span and chunk * num_chunks > span else 1
+    padded = padded.view(num_words // adjacent, adjacent, num_outputs // TILE_OUTPUTS, TILE_OUTPUTS)
     return GpuQuantizedWeight(
         kind=kind,
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         dtype=dtype,
         words=_words(weight.levels_OI.to(device), kind, dtype, num_outputs, num_inputs, chunk, num_chunks),
-        scales=padded,
+        scales=padded.permute(2, 0, 3, 1).contiguous(),
         scale_dtype=scale_dtype,
         group_size=group_size,
         other=other,

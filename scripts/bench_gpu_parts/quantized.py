@@ -22,8 +22,9 @@ class Format:
     """0: one scale per output."""
     other: Literal["none", "shift", "minimum"]
     scale_type: Literal["bfloat16", "float16", "float32"]
-    loop_instructions: tuple[int, int]
-    """Of a warp on Hopper, for a block of inputs: of a tile of 16 rows, and of the largest; counted in machine code."""
+    loop_instructions: tuple[float, float]
+    """Instructions of a warp on Hopper for one block of inputs, counted in machine code: in a tile of 16 rows, where an
+    iteration of most formats multiplies two blocks, and in the largest tile."""
     end_instructions: tuple[int, int]
     """Outside of the loop over inputs, of a tile of 16 rows: of each program, and of the last one of a tile."""
 
@@ -44,16 +45,19 @@ class Format:
 
 
 FORMATS: dict[QuantizedName, Format] = {
-    "GPTQ": Format("u4", 128, "minimum", "bfloat16", (259, 194), (353, 236)),
-    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (295, 243), (461, 236)),
-    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (334, 248), (406, 236)),
-    "Q8_0": Format("u8", 32, "none", "float16", (331, 210), (344, 221)),
-    "w8a16": Format("u8", 0, "none", "float32", (169, 119), (295, 272)),
-    "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (392, 241), (368, 224)),
-    "w8a8": Format("s8", 0, "none", "float32", (86, 88), (280, 250)),
-    "block fp8": Format("f8", 128, "none", "float32", (152, 212), (367, 217)),
-    "fp8": Format("f8", 0, "none", "float32", (102, 152), (264, 282)),
+    "GPTQ": Format("u4", 128, "minimum", "bfloat16", (233, 187), (321, 237)),
+    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (243, 194), (335, 235)),
+    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (291, 217), (314, 232)),
+    "Q8_0": Format("u8", 32, "none", "float16", (303.5, 205), (325, 220)),
+    "w8a16": Format("u8", 0, "none", "float32", (132.5, 119), (270, 265)),
+    "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (358, 236), (318, 222)),
+    "w8a8": Format("s8", 0, "none", "float32", (85, 86), (277, 254)),
+    "block fp8": Format("f8", 128, "none", "float32", (148, 208), (359, 221)),
+    "fp8": Format("f8", 0, "none", "float32", (101, 150), (261, 278)),
 }
+ODD_LOOP_INSTRUCTIONS: dict[QuantizedName, float] = {"mxfp4": 332}
+"""Instructions for a block of a weight with an odd number of blocks, such as those of GPT-OSS-20B's experts: an
+iteration multiplies one block, and the last one is not whole. The most of gates, ups and downs in tiles of 16 rows."""
 QUANTIZED_MIXTURES: dict[QuantizedName, MixtureName] = {
     "GPTQ": "Qwen3-30B-A3B",
     "block fp8": "Qwen3-30B-A3B",

@@ -116,6 +116,7 @@ def test_a_row_has_the_same_bits_in_every_tile(
     most = 64 if name == "fp8 of blocks" else 128
     assert {launch.rows for launch in launches} == {16, 32, most}
     assert {launch.is_spread for launch in launches} == {True, False}
+    assert {launch.step for launch in launches} == ({1} if product.weight.kind in ("s8", "f8") else {1, 2})
     for start, end in ranges:
         assert torch.equal(product(x[start:end]), whole[start:end]), (start, end)
     assert not product.num_done.any(), "the counters are ready for the next call"

@@ -1,0 +1,131 @@
+"""Turns the codes of quantized weights into numbers, in the registers of `gpu_quantized_kernels`.
+
+`FORM` is its `Form`; weights, scales and the kinds of codes are described in `gpu_quantized_layout`.
+"""
+
+import triton
+import triton.language as tl
+
+_FLOAT_BYTE = tl.constexpr(0x4B000000)
+"""2^23 in float32: a byte in its lowest bits adds itself."""
+_E4M3_UNIT = tl.constexpr(2.0**120)
+"""Of a float8_e4m3fn whose exponent and mantissa are the upper ones of a float32."""
+
+
+@triton.jit
+def _half(word, is_upper, dtype: tl.constexpr):
+    """Return one of the two 16-bit numbers in each word."""
+    bits = ((word >> (16 * is_upper)) & 0xFFFF).to(tl.uint16)
+    return bits.to(dtype, bitcast=True)
+
+
+@triton.jit
+def two_words(both, FORM: tl.constexpr):
+    """Return the lower and the upper word of each 64 bits."""
+    if FORM.assembly is None:
+        return both.to(tl.int32), (both >> 32).to(tl.int32)
+    # The compiler would shift 64 bits for each half of a word, which multiplications read for nothing from 32 bits.
+    return tl.inline_asm_elementwise(
+        "mov.b64 {$0, $1}, $2;", "=r,=r,l", [both], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+    """Return the bits of the numbers of a chunk; compiled kernels have `Form.assembly` for that."""
+    PIECES: tl.constexpr = FORM.pieces
+    lower, upper = tl.split(words.to(tl.uint16, bitcast=True).reshape(words.shape[0], words.shape[1] // 2, 2))
+    pairs = lower.to(tl.uint32) | (upper.to(tl.uint32) << 16)
+    bits = tl.full(pairs.shape, FORM.base * 0x10001, tl.uint32)
+    for piece in tl.static_range(len(PIECES[CHUNK_INDEX])):
+        ROTATION: tl.constexpr = PIECES[CHUNK_INDEX][piece][0]
+        rotated = pairs if ROTATION == 0 else (pairs << ROTATION) | (pairs >> (32 - ROTATION))
+        bits |= rotated & (PIECES[CHUNK_INDEX][piece][1] * 0x10001)
+    return tl.join((bits & 0xFFFF).to(tl.uint16), (bits >> 16).to(tl.uint16)).reshape(words.shape)
+
+
+@triton.jit
+def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+    """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
+    read in the time of 3 instructions."""
+    KIND: tl.constexpr = FORM.kind
+    ASSEMBLY: tl.constexpr = FORM.assembly
+    OTHER: tl.constexpr = FORM.other
+    ZERO: tl.constexpr = FORM.zero
+    UNIT: tl.constexpr = FORM.unit
+    SUM_UNIT: tl.constexpr = FORM.sum_unit
+    HAS_GROUPS: tl.constexpr = FORM.group > 0
+    if ASSEMBLY is None:
+        bits = _interpreted_bits(words, CHUNK_INDEX, FORM)
+    else:
+        bits = tl.inline_asm_elementwise(ASSEMBLY[CHUNK_INDEX], "=r,r", [words], dtype=tl.uint16, is_pure=True, pack=2)
+    numbers = bits.to(dtype, bitcast=True)
+    if HAS_GROUPS:
+        scale = _half(scale_word, 0 if OTHER != "none" else is_upper, dtype)
+    if KIND == "u8" or (KIND == "u4" and dtype == tl.bfloat16):
+        # Codes of 4 bits in odd chunks are the upper halves of bytes.
+        STEP: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
+        if HAS_GROUPS:
+            if OTHER == "minimum":
+                minimum = _half(scale_word, 1, dtype)
+            else:  # -ZERO * 2^-133
+                minimum = scale * tl.full([1], 0x8000 | ZERO, tl.uint16).to(dtype, bitcast=True)
+            if STEP != 1.0:
+                scale = scale * tl.full([1], STEP, tl.float32).to(dtype)
+        else:
+            scale = tl.full([numbers.shape[0]], UNIT * STEP, tl.float32).to(dtype)
+            minimum = tl.full([numbers.shape[0]], -ZERO / SUM_UNIT, tl.float32).to(dtype)
+        scales = tl.broadcast_to(scale[:, None], numbers.shape)
+        numbers = tl.fma(numbers, scales, tl.broadcast_to(minimum[:, None], numbers.shape))
+    elif KIND == "u4":
+        if OTHER == "shift":
+            numbers = numbers - _half(scale_word, 1, dtype)[:, None]
+        else:
+            numbers = numbers - tl.full([1, 1], 1024.0 + ZERO, tl.float32).to(dtype)
+        if OTHER == "minimum":
+            minimum = tl.broadcast_to(_half(scale_word, 1, dtype)[:, None], numbers.shape)
+            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
+        elif HAS_GROUPS:
+            numbers = numbers * scale[:, None]
+    elif HAS_GROUPS:
+        numbers = numbers * scale[:, None]
+    else:
+        numbers = numbers * tl.full([1, 1], UNIT, tl.float32).to(dtype)
+    return numbers
+
+
+@triton.jit
+def numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+    """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
+    KIND: tl.constexpr = FORM.kind
+    ASSEMBLY: tl.constexpr = FORM.assembly
+    OTHER: tl.constexpr = FORM.other
+    ZERO: tl.constexpr = FORM.zero
+    scale_dtype: tl.constexpr = FORM.scale_dtype
+    HAS_GROUPS: tl.constexpr = FORM.group > 0
+    if HAS_GROUPS:
+        if scale_dtype == tl.float32:
+            scale = scale_word.to(tl.float32, bitcast=True)
+        else:
+            scale = _half(scale_word, 0 if OTHER != "none" else is_upper, scale_dtype).to(tl.float32)
+    if ASSEMBLY is None:
+        codes = ((words.to(tl.uint16, bitcast=True) >> (8 * CHUNK_INDEX)) & 0xFF).to(tl.uint32)
+        bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20) if KIND == "e4m3" else codes | _FLOAT_BYTE
+        numbers = bits.to(tl.float32, bitcast=True)
+    else:
+        numbers = tl.inline_asm_elementwise(
+            ASSEMBLY[CHUNK_INDEX], "=r,=r,r", [words], dtype=tl.float32, is_pure=True, pack=2
+        )
+    if KIND == "e4m3":
+        numbers = numbers * ((scale * _E4M3_UNIT)[:, None] if HAS_GROUPS else _E4M3_UNIT)
+    else:
+        if OTHER == "shift":
+            numbers = numbers - (_half(scale_word, 1, scale_dtype).to(tl.float32) + 8388608.0)[:, None]
+        else:
+            numbers = numbers - (8388608.0 + ZERO)
+        if OTHER == "minimum":
+            minimum = tl.broadcast_to(_half(scale_word, 1, scale_dtype).to(tl.float32)[:, None], numbers.shape)
+            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
+        elif HAS_GROUPS:
+            numbers = numbers * scale[:, None]
+    return numbers.to(dtype)
