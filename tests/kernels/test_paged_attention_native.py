@@ -11,7 +11,7 @@ from kernel_checks import assert_close, random
 from native_cache import NativeCache, read
 from native_checks import LEVELS
 from paged_requests import scored
-from pairwise import pairwise, pairwise_first
+from pairwise import pairwise, pairwise_of_levels
 from torch import Tensor
 
 from octavo.kernels.native import library
@@ -141,7 +141,7 @@ def test_paged_attention(
 
 @pytest.mark.parametrize(
     ("native_library", "heads", "window", "dtype"),
-    pairwise_first(LEVELS, cases.HEADS, [None, 6, 150], list(TOLERANCES)),
+    pairwise_of_levels(LEVELS, [*cases.HEADS, (7, 1, 12)], [None, 6, 150], list(TOLERANCES)),
     indirect=["native_library"],
     ids=str,
 )
@@ -249,7 +249,7 @@ def test_any_step(
 
 @pytest.mark.parametrize(
     ("native_library", "heads", "window", "dtype"),
-    pairwise_first(LEVELS, [(9, 3, 64), (7, 1, 12), (8, 1, 128), (16, 1, 96, 80)], [None, 150], list(TOLERANCES)),
+    pairwise_of_levels(LEVELS, [(9, 3, 64), (8, 1, 128), (16, 1, 96, 80), (7, 1, 12)], [None, 150], list(TOLERANCES)),
     indirect=["native_library"],
     ids=str,
 )
@@ -276,7 +276,7 @@ def test_a_position_has_the_same_bits_in_every_step(
 
 @pytest.mark.parametrize(
     ("native_library", "heads", "window", "dtype"),
-    pairwise_first(LEVELS, [(9, 3, 64), (7, 1, 12), (12, 12, 32)], cases.BOTH_WAYS_WINDOWS, list(TOLERANCES)),
+    pairwise_of_levels(LEVELS, [(9, 3, 64), (12, 12, 32), (7, 1, 12)], cases.BOTH_WAYS_WINDOWS, list(TOLERANCES)),
     indirect=["native_library"],
     ids=str,
 )
@@ -310,7 +310,7 @@ def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_l
 
 @pytest.mark.parametrize(
     ("native_library", "heads", "block_size", "dtype"),
-    pairwise_first(LEVELS, [(9, 3, 64), (4, 4, 20), (5, 1, 40, 32)], [16, 5], list(TOLERANCES)),
+    pairwise_of_levels(LEVELS, [(9, 3, 64), (5, 1, 40, 32), (4, 4, 20)], [16, 5], list(TOLERANCES)),
     indirect=["native_library"],
     ids=str,
 )

@@ -43,6 +43,20 @@ def pairwise_first(*parameters: Sequence[Any]) -> list[Any]:
     return [*chosen, *(pytest.param(*values, marks=pytest.mark.long) for values in others)]
 
 
+def pairwise_of_levels(levels: Sequence[str], heads: Sequence[Any], *parameters: Sequence[Any]) -> list[Any]:
+    """Return `pairwise_first` of all parameters, but replace `heads` by its last value at the level "portable".
+
+    That library is hardly optimized in the default run, where larger heads take ten seconds. They run with `--long`.
+    """
+    chosen = [
+        (level, heads[-1] if level == "portable" else of_level, *others)
+        for level, of_level, *others in pairwise(levels, heads, *parameters)
+    ]
+    short = list(dict.fromkeys(chosen))
+    left = [values for values in itertools.product(levels, heads, *parameters) if values not in short]
+    return [*short, *(pytest.param(*values, marks=pytest.mark.long) for values in left)]
+
+
 def short_first(values: Sequence[Any], num_short: int) -> list[Any]:
     """Return the first values, then all others, which only `--long` runs."""
     return [*values[:num_short], *(pytest.param(value, marks=pytest.mark.long) for value in values[num_short:])]
