@@ -30,10 +30,10 @@ def main() -> None:
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "scripts")]
     # Triton reads the environment when it is imported.
     import triton
-    from compiled_kernels import ARCHITECTURES, measure
+    from compiled_kernels import measure
     from kernel_launches import LAUNCHES, ONLY_ON
 
-    budgets = measure(LAUNCHES, ONLY_ON, [arguments.only] if arguments.only else ARCHITECTURES)
+    budgets = measure(LAUNCHES, ONLY_ON, [arguments.only] if arguments.only else None)
     if arguments.print:
         print(json.dumps(triton.__version__), flush=True)
         for row in budgets:

@@ -139,18 +139,19 @@ def _tool(name: str, cubin: bytes, *options: str) -> str:
 def measure(
     operations: dict[str, Callable[[], object]],
     only_on: dict[str, tuple[int, ...]],
-    architectures: Sequence[int] = ARCHITECTURES,
+    architectures: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, dict[str, dict[str, int]]]]:
     """Yield the budgets of each kernel as ("operation: kernel", budgets by "sm_" and the architecture).
 
     Args:
         operations: by name.
         only_on: the architectures of those that are not compiled for all.
-        architectures: what to compile for.
+        architectures: what to compile for; `None`: all architectures of each operation.
     """
     for name, operation in operations.items():
         rows: dict[str, dict[str, dict[str, int]]] = {}
-        for architecture in sorted({*architectures} & {*only_on.get(name, ARCHITECTURES)}):
+        own = {*only_on.get(name, ARCHITECTURES)}
+        for architecture in sorted(own if architectures is None else own & {*architectures}):
             for one in compiled(operation, architecture):
                 rows.setdefault(f"{name}: {one.kernel}", {})[f"sm_{architecture}"] = asdict(one.budget)
         yield from rows.items()
