@@ -58,10 +58,10 @@ def new_slots(
         shape: of the layer, or of this rank's part of it.
         device: of its weight.
         library: that computes; None: torch, or Triton on a GPU.
-        exchange: returns the products of the rows with A, given those with this worker's part of A. Native programs
-            gather them: those of all workers side by side. Others gather them if workers hold different rows of A
-            (`LoraShape.num_a_parts`), and add them up if workers hold different columns. `None` if B is multiplied with
-            what is here.
+        exchange: maps the products with this worker's part of A to those with all of A. In native programs it returns
+            the products of all workers side by side. Elsewhere it does so if workers hold different rows of A
+            (`LoraShape.num_a_parts`), and returns their sum if workers hold different columns. `None` if this worker
+            uses only its own products.
     """
     if library is not None:
         return native.NativeLora(shape, library, exchange)

@@ -22,13 +22,13 @@ def new_slots(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     first: int
-    """Of its outputs."""
+    """First output of the part in the layer."""
     shrink: Callable[[Tensor], Tensor] | None
     """`None` if other workers have all rows of its A."""
     own_columns: slice
-    """Where the products with the rows of A here are among the sums of this worker."""
+    """Columns of this worker's sums that hold the products with its rows of A."""
     columns_R: Tensor
-    """Where the products with all rows of A are among the exchanged sums."""
+    """Columns of the exchanged sums that hold the products with all rows of A."""
     expand: Callable[[Tensor], Tensor]
     scale: float
 
@@ -64,7 +64,7 @@ class TorchLora:
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""
-        return self._add(lambda shrink, rows_A: shrink(x_TI[rows_A]), y_TO, rows)
+        return self._add(lambda shrink, rows_A: shrink(x_TI[rows_A].to(self.shape.dtype)), y_TO, rows)
 
     def add_lookup(self, token_ids_T: Tensor, first_id: int, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora_embedding`."""
@@ -86,7 +86,7 @@ class TorchLora:
         for part, rows_A in self._parts_of(rows.grouped):
             delta_AP = part.expand(sums_TX[rows_A][:, part.columns_R] * part.scale)
             columns = slice(part.first, part.first + delta_AP.shape[1])
-            out_TO[rows_A, columns] = y_TO[rows_A, columns] + delta_AP
+            out_TO[rows_A, columns] = (y_TO[rows_A, columns] + delta_AP).to(y_TO.dtype)
         return out_TO
 
     def _parts_of(self, grouped: GroupedRows) -> Iterator[tuple[_Part, Tensor]]:

@@ -28,8 +28,9 @@ class LoraShape:
     num_ranks: int = 1
     """Ranks that hold as many inputs each and gather the sums of their segments."""
     a_part: int = 0
+    """Index of this worker among those that divide the rows of A."""
     num_a_parts: int = 1
-    """Workers that hold as many rows of A each, in order, and gather the sums; and which of them this one is."""
+    """Number of workers that divide the rows of A, in order and as evenly as `own_rank` says, and gather the sums."""
     num_experts: int = 1
     """Layers of these sizes that each adapter has matrices for: those of the experts here."""
 
@@ -40,11 +41,11 @@ class LoraShape:
 
     @property
     def own_rank(self) -> int:
-        """Most rows of A that this worker holds for each part, in the kernels of GPUs and torch."""
+        """Largest number of rows of A that this worker holds for each part, in the kernels of GPUs and torch."""
         return -(-self.max_rank // self.num_a_parts)
 
     def own_rows(self, a_RI: Tensor) -> Tensor:
-        """Return the rows of an adapter's A that this worker holds; none if the others hold all."""
+        """Return the rows of an adapter's A that this worker holds. Empty if other workers hold all of them."""
         return a_RI[self.a_part * self.own_rank :][: self.own_rank]
 
     @property

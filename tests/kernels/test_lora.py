@@ -59,8 +59,28 @@ def test_products_through_torch(case: Case, dtype: torch.dtype) -> None:
     check(filled(new_slots(case.shape(dtype), CPU), case, dtype), case, dtype)
 
 
-@pytest.mark.parametrize(("case", "divides_inputs"), [(CASES[1], False), (CASES[3], True)])
-def test_workers_that_divide_both_factors_through_torch(case: Case, divides_inputs: bool) -> None:
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_adapters_of_another_type_through_torch(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    case, (lora_dtype, dtype) = CASES[1], dtypes
+    slots = filled(new_slots(case.shape(lora_dtype), CPU), case, lora_dtype)
+    x_TI, y_TO, of_rows = random_batch(case, 20, dtype)
+    out_TO = lora(x_TI, y_TO, slots, rows_of(of_rows, len(case.ranks)))
+    expected_TO = reference.lora(
+        x_TI.float(), y_TO.float(), of_rows, case.adapters(lora_dtype), case.shape(torch.float32)
+    )
+    assert out_TO.dtype == dtype
+    tolerance = TOLERANCES[torch.bfloat16]
+    torch.testing.assert_close(out_TO.float(), expected_TO, rtol=tolerance, atol=tolerance * 4)
+
+
+FEW_ROWS = Case(40, (24, 8), ((3, 1), (2, 0)))
+"""With four workers, one of them has no rows of A."""
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "divides_inputs"), [(CASES[1], 2, False), (FEW_ROWS, 4, False), (CASES[3], 2, True)]
+)
+def test_workers_that_divide_both_factors_through_torch(case: Case, size: int, divides_inputs: bool) -> None:
     dtype = torch.float32
     x_TI, y_TO, of_rows = random_batch(case, 40, dtype)
 
@@ -70,7 +90,7 @@ def test_workers_that_divide_both_factors_through_torch(case: Case, divides_inpu
             lambda shape, exchange: new_slots(shape, CPU, exchange=exchange),
             case,
             dtype,
-            2,
+            size,
             x_TI[chosen],
             y_TO[chosen],
             rows_of(of_rows[chosen], len(case.ranks)),

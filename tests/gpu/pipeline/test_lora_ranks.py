@@ -7,6 +7,7 @@ import pytest
 import torch
 from forked_ranks import on_forked_ranks
 from gpu_steps import SETTINGS, assert_equal, driver, new_stream, prompt
+from msgspec.structs import replace
 from peft_adapters import load_of, write_adapter
 from tiny_models import make_tiny
 from transformers import PreTrainedModel
@@ -71,7 +72,11 @@ def compute(
 ) -> None:
     """Check a batch of all adapters against the CPU, and a request alone against the batch."""
     model = load_model(config, lambda fraction: None, device=CPU, rank=rank, group=group)
+    assert config.lora is not None
+    half_sharded = replace(config, lora=replace(config.lora, is_fully_sharded=False))
+    num_bytes = open_adapters(model, half_sharded).num_bytes
     loader, stream = open_adapters(model, config), new_stream(CPU)
+    assert loader.num_bytes < num_bytes
     core = driver(model, config, stream, adapters=loader)
     core.adapter_loads = [load_of(path, slot) for slot, path in enumerate(adapters)]
     together = [core.admit(slot, PROMPT, SPEC, adapter_slot=slot - 1) for slot in range(3)]
