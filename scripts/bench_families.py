@@ -1,8 +1,8 @@
 """The time of a decode step per active parameter: every family of models compared with Llama at the same size.
 
 One request with 128 keys, native programs, random weights in bfloat16, one process. The families take turns with Llama,
-so other load on the machine affects both alike. A round is the fastest of some steps, each with another token and so
-with other experts. The ratio is the median over the rounds. With one thread, processor time is measured, which other
+so other load on the machine affects both alike. A round takes the fastest of some steps; every step has another token,
+and so other experts. The ratio is the median over the rounds. With one thread, processor time is measured, which other
 load changes less.
 """
 
@@ -35,7 +35,7 @@ from octavo.worker_proc.weights.load import load_model
 TARGET = 1.15
 CASE = Case(num_requests=1, num_tokens=1, context_len=128)
 STEPS = 8
-"""Of a round."""
+"""Number of steps in a round."""
 
 _WIDTH, _INNER, _LAYERS, _VOCAB = 1024, 2816, 12, 32_000
 _BASE = {
@@ -52,7 +52,7 @@ _BASE = {
 }
 _HEADS = {**_BASE, "head_dim": 64}
 _PLAIN = {**_BASE, "intermediate_size": _INNER * 3 // 2}
-"""An mlp without a gate has as many weights as the others."""
+"""Settings of an MLP without a gate that has as many weights as the others."""
 _OLD = {key: value for key, value in _BASE.items() if key not in ("num_key_value_heads", "intermediate_size")}
 _EXPERTS = {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": _INNER // 8}
 _FEW_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": _INNER // 2}
@@ -213,7 +213,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-"""Name to architecture, class of the configuration, and its settings. About 170 million active parameters each."""
+"""Architecture, configuration class and settings of each family, by name. About 170 million active parameters each."""
 
 
 def main() -> None:
@@ -254,12 +254,12 @@ def _names(text: str) -> list[str]:
 class _Candidate:
     forward: NativePrograms
     steps: list[StepInputs]
-    """Of a round."""
+    """Inputs of the steps of a round."""
     num_threads: int
 
     @classmethod
     def build(cls, name: str, args: argparse.Namespace) -> "_Candidate":
-        """Return a model of random weights."""
+        """Return a candidate: a model with random weights."""
         architecture, class_name, settings = FAMILIES[name]
         config = getattr(transformers, class_name)(**settings).to_dict()
         with tempfile.TemporaryDirectory() as directory:
@@ -284,7 +284,7 @@ class _Candidate:
 
     @property
     def parameters(self) -> int:
-        """Weights that one token is multiplied with."""
+        """Number of weights that one token is multiplied with."""
         return sum(program.work for program in self.forward.programs)
 
     def round_s(self) -> float:
@@ -299,7 +299,7 @@ class _Candidate:
         return clock() - start_s
 
     def operations_ms(self) -> dict[str, float]:
-        """Return the time of each operation of the layers, the least of a round, in falling order."""
+        """Return the shortest time of each operation of the layers in a round, in descending order."""
         names = self.forward.layers.operations
         runs = [self.forward.layers.measure(step_arguments(inputs), self.num_threads) for inputs in self.steps]
         totals: dict[str, float] = {}

@@ -4,8 +4,8 @@ Needs no GPU: the worker's executor and runner, over a stream that copies nothin
 
     .venv/bin/python -P scripts/bench_gpu_host.py --requests 1 64 256 1024 --prompts 0 512 [--profile]
 
-With `--prompts` each step also computes a prompt of so many tokens, of a request that arrives with it and leaves
-with the next step. Steps without a graph are rejected: they would launch their kernels one by one.
+With `--prompts` each step also computes a prompt of that many tokens. Its request arrives with the step and is finished
+by the next one. Steps without a graph are rejected: they would launch their kernels one by one.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"  # without a GPU the kernels' modules can be imported, and nothing is launched
+os.environ["TRITON_INTERPRET"] = "1"  # the kernels' modules can be imported without a GPU; nothing is launched
 
 import msgspec
 import torch
@@ -48,7 +48,7 @@ BLOCK_SIZE = 16
 
 
 class Done:
-    """An event that is done."""
+    """An event that has already happened."""
 
     def is_done(self) -> bool:
         return True
@@ -61,17 +61,17 @@ class Done:
 
 
 class NoGraph:
-    """A graph of no kernels."""
+    """A graph without kernels."""
 
     num_replays = 0
-    """Of all graphs."""
+    """Number of replays of all graphs."""
 
     def replay(self) -> None:
         NoGraph.num_replays += 1
 
 
 class NoDevice:
-    """A stream that does nothing at once."""
+    """A stream that does nothing and has always finished."""
 
     torch_device = torch.device("cpu")
 
@@ -96,16 +96,16 @@ class NoDevice:
 
 @dataclass(frozen=True)
 class Cell:
-    """What each step computes."""
+    """The work of each step."""
 
     num_requests: int
-    """That decode."""
+    """Number of requests that decode."""
     prompt_tokens: int
-    """Of one request more; 0: there is none."""
+    """Tokens of the prompt of one further request; 0 if no prompt is computed."""
 
 
 def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) -> PipelinedExecutor:
-    """Return an executor whose batch has the requests that decode, with their prompts computed."""
+    """Return an executor with a batch of decoding requests whose prompts are computed."""
     num_slots = cell.num_requests + 2
     given = engine_config(
         {
@@ -140,7 +140,7 @@ def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) 
 
 
 def launch_nothing() -> None:
-    """Replace what graphs would compute, and what is launched beside them."""
+    """Replace the computation of graphs and the launches outside of graphs."""
     nothing: dict[str, Any] = {
         "_hidden_of": lambda self, views, *others: torch.zeros(views["token_ids"].shape[0], 1),
         "_sampled": lambda self, views, *others: views["sample_slots"],
@@ -153,7 +153,7 @@ def launch_nothing() -> None:
 
 
 def new_request(slot: int, num_tokens: int, blocks_each: int, sampling: SamplingSpec) -> Admitted:
-    """Return a request whose prompt is not computed."""
+    """Return a request whose prompt has not been computed."""
     return Admitted(slot, f"{slot}", pack_ids([5] * num_tokens), num_tokens, [blocks_of(slot, blocks_each)], sampling)
 
 
@@ -175,7 +175,7 @@ def step_plan(cell: Cell, step: int, sampling: SamplingSpec) -> StepPlan:
 
 
 def step_times(executor: PipelinedExecutor, cell: Cell, num_steps: int, sampling: SamplingSpec) -> list[float]:
-    """Return the seconds of each step: its plan is decoded and begun, and the result of an earlier step is encoded."""
+    """Return the seconds of each step: decode and begin its plan, and encode the result of an earlier step."""
     commands = worker_command_codec()
     times = []
     num_replays = NoGraph.num_replays
@@ -192,7 +192,7 @@ def step_times(executor: PipelinedExecutor, cell: Cell, num_steps: int, sampling
 
 
 def main() -> None:
-    """Print the time of a step for each number of requests and tokens of a prompt."""
+    """Print the time of a step for each number of requests and of prompt tokens."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--prompts", type=int, nargs="+", default=[0], help="tokens of a prompt beside the decodes")

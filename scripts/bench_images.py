@@ -1,10 +1,10 @@
-"""Images in conversations, beside llama.cpp's server and vLLM: a model of SmolVLM-256M's shape with random weights.
+"""Images in conversations, compared with llama.cpp's server and vLLM: SmolVLM-256M's shape with random weights.
 
-All servers stay loaded and idle while one of them is measured, in turn, for some rounds, so that ratios are of the same
-minutes. Each has as many threads as there are cores, and weights in bfloat16. Each round has an image of its own, of
-512 x 512 pixels. Three things are measured: the time to the first token of a question about an image, of a second
-question about it, and the time in which 16 questions about 4 images are answered. octavo's counters say how many
-images it has encoded.
+All servers stay loaded and idle while one of them is measured. They take turns for some rounds, so the ratios compare
+the same minutes. Each has as many threads as there are cores, and weights in bfloat16. Each round has its own image of
+512 x 512 pixels. Three things are measured: the time to the first token of a question about an image, the same for a
+second question about it, and the time to answer 16 questions about 4 images. octavo's counters give the number of
+images that it encoded.
 
     scripts/bench_images --llama-server FILE --llama-source DIRECTORY --vllm-python VENV/bin/python
 """

@@ -1,17 +1,17 @@
-"""Conversations whose contexts exceed the KV cache, with host memory, with files and without both; and a restart.
+"""Conversations whose contexts exceed the KV cache, with host memory, with files and with neither; and a restart.
 
-The same conversations run on one engine after the other; their tokens must be equal. Each conversation sends its next
-turn when it has its answer, and all of them run at once, so a turn's blocks are evicted before the next turn comes.
+The same conversations run on one engine after the other; their tokens must be equal. All conversations run at once, and
+each sends its next turn when its last one is answered, so a turn's blocks are evicted before the next turn arrives.
 
-With --vllm-python vLLM has the same conversations, with a cache of the same size and its prefix caching. Its tokens
+With --vllm-python vLLM gets the same conversations, with a cache of the same size and its prefix caching. Its tokens
 are not compared.
 
-With --recovery the workers are killed instead while streams are generated, and the time is measured until all of them
-go on. The same prompts are used with and without files.
+With --recovery the workers are killed instead while streams are generated. The time until all streams continue is
+measured. The same prompts are used with and without files.
 
-With --overhead nothing is evicted and nothing is found: what offloading costs an engine that gains nothing from it. All
-engines are started, and take turns with new prompts in each round. An engine gets them while it is paused, so that all
-engines compute the same steps. A second engine without any shows how much two equal engines differ.
+With --overhead nothing is evicted and nothing is found: it measures what offloading costs an engine that gains nothing
+from it. All engines are started, and take turns with new prompts in each round. An engine gets them while it is paused,
+so that all engines compute the same steps. A second engine without offloading shows how much two equal engines differ.
 """
 
 import argparse
@@ -40,20 +40,20 @@ from octavo.frontend.cli.bench.chaos.processes import descendants, send_signal
 BLOCK_SIZE = 16
 SCRIPTS = Path(__file__).parent
 VLLM_BLOCK_SIZE = 32
-"""The smallest that its attention on CPUs takes."""
+"""Smallest block size that vLLM's attention on CPUs supports."""
 VLLM_START_S, VLLM_RUN_S = 600.0, 1800.0
 COMPARED_TOKENS = 32
-"""Tokens of each stream that are compared with --recovery: streams end when all of them have gone on."""
+"""Tokens of each stream that --recovery compares: streams end when all of them have continued."""
 
 ARRIVAL_S = 0.2
-"""A paused engine has all prompts of a round after this time."""
+"""Seconds until a paused engine has all prompts of a round."""
 
 SETTLING_S = 5.0
-"""Idle workers have the system find the memory of their caches: this must not take the time of others' rounds."""
+"""Seconds for idle workers to fault in the memory of their caches, which would disturb the rounds of the others."""
 
 
 def main() -> None:
-    """Run the engines, compare tokens, and print what each has done."""
+    """Run the engines, compare tokens, and print the results of each."""
     args = _arguments()
     with tempfile.TemporaryDirectory(dir=args.path) as folder:
         variants: dict[str, dict[str, Any]] = {
@@ -122,10 +122,10 @@ async def _converse(args: argparse.Namespace, settings: dict[str, Any], num_bloc
 
 
 def _converse_with_vllm(args: argparse.Namespace, num_blocks: int, num_context: int) -> Run:
-    """Have the same conversations with vLLM, whose cache holds as many tokens.
+    """Run the same conversations in vLLM, whose cache holds as many tokens.
 
     Raises:
-        SystemExit: it does not run; the message has its first error.
+        SystemExit: vLLM does not run; the message has its first error.
     """
     settings = {
         "dtype": args.dtype,
@@ -169,13 +169,13 @@ def _compare_recoveries(args: argparse.Namespace, variants: dict[str, dict[str, 
 
 
 def _digest(outputs: list[list[int]]) -> str:
-    """Return what two runs are compared by: as many tokens of each stream as all streams of any run have."""
+    """Return a digest for comparing runs. It covers the tokens of each stream that the streams of all runs have."""
     outputs = [tokens[:COMPARED_TOKENS] for tokens in outputs]
     return hashlib.blake2b(repr(outputs).encode(), digest_size=8).hexdigest()
 
 
 async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[list[int]], float, float]:
-    """Return the tokens of all streams, and after how many seconds the last and the first of them went on."""
+    """Return the tokens of all streams, and the seconds until the last and the first of them continued."""
     rng = random.Random(0)
     starting = AsyncClient.launch(
         args.model,
@@ -210,7 +210,7 @@ async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[
         for process in descendants(os.getpid()):
             if process.module == f"octavo.{args.kill}_proc":
                 send_signal(process, signal.SIGKILL)
-        killed_s = time.perf_counter() + 0.1  # what was sent before has arrived by then
+        killed_s = time.perf_counter() + 0.1  # by then everything sent before has arrived
         outputs = list(await asyncio.gather(*tasks))
     if len(went_on_s) < args.streams:
         raise SystemExit("some streams ended before the kill: use more --output-tokens")
@@ -267,7 +267,7 @@ async def _compare_overheads(args: argparse.Namespace, variants: dict[str, dict[
 
 
 def _median_and_ratios(times_s: Sequence[float], base_s: Sequence[float]) -> str:
-    """Describe the times of all rounds but the first, which warms up."""
+    """Describe the times of all rounds but the first, which is a warm-up."""
     ratios = sorted(one / other for one, other in zip(times_s[1:], base_s[1:], strict=True))
     return (
         f"{statistics.median(times_s[1:]):6.2f} s, {statistics.median(ratios):.3f} x "
@@ -276,7 +276,7 @@ def _median_and_ratios(times_s: Sequence[float], base_s: Sequence[float]) -> str
 
 
 def _processor_s() -> float:
-    """Return the processor time of all engines' processes until now, which other programs do not change."""
+    """Return the processor time of all engines' processes so far. Other programs do not change it."""
     total = 0.0
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):

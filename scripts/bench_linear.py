@@ -1,8 +1,8 @@
 """Speed of `linear` by shape, kind of weight and number of rows, compared with torch and the machine's limits.
 
-There are so many copies of each weight that no cache holds them all. One call of the native library multiplies all of
-them, as a step does with a model's layers. Native and torch runs take turns, and the best run counts, to exclude other
-load on the machine. With one thread, processor time is measured for the same reason.
+There are enough copies of each weight to exceed every cache. One call of the native library multiplies all of them, as
+a step does with a model's layers. Native and torch runs take turns, and the best run counts, to exclude other load on
+the machine. With one thread, processor time is measured for the same reason.
 
     .venv/bin/python scripts/bench_linear.py --kinds bf16 int8 --rows 1 8 32 512
 """
@@ -48,14 +48,14 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
         "down": (3072, 768, "none"),
     },
 }
-"""SmolLM2-135M, Qwen2.5-0.5B and SigLIP's base model: inputs, outputs and what is fused."""
+"""Inputs, outputs and fused epilogue of the layers of SmolLM2-135M, Qwen2.5-0.5B and SigLIP's base model."""
 COLD_BYTES = 160 << 20
-"""Total size of the copies of a weight: several times the last-level cache."""
+"""Total bytes of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 CODE_GROUP = 64
-"""Inputs that share a scale, of float codes."""
+"""Inputs that share a scale in weights of float codes."""
 CHECKPOINTS = {"gptq": (4, 128, False), "awq": (4, 128, True), "q4_0": (4, 32, False), "w8a16": (8, 128, False)}
-"""Bits, inputs that share a scale, and whether groups have zero points: as checkpoints have them."""
+"""Bits, inputs that share a scale, and whether groups have zero points, of common checkpoint formats."""
 OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "e2m1", "nf4", *CHECKPOINTS)
 
 
@@ -146,7 +146,7 @@ class Cell:
         return line + (f"{best[1] * 1e6:>10.1f}{best[1] / best[0]:>11.2f}" if self.products else "")
 
     def _native(self, x: Tensor) -> tuple[Callable[[], object], list[object]]:
-        """Return a call that multiplies by all copies, and the objects it needs alive."""
+        """Return a call that multiplies by all copies, and the objects that must stay alive for it."""
         width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
         inputs = [x if self.packed[0].is_quantized else x.to(self.packed[0].input_form.type)]
         if self.packed[0].is_quantized:
@@ -168,7 +168,7 @@ class Cell:
 
 
 def levels_of_checkpoint(weight: Tensor, bits: int, group_size: int, has_zeros: bool) -> QuantizedWeight:
-    """Return random levels of the shape of a weight."""
+    """Return a quantized weight with random levels in the shape of `weight`."""
     num_groups = -(-weight.shape[1] // group_size)
     levels = torch.randint(0, 2**bits, weight.shape, dtype=torch.uint8)
     scales = torch.rand(len(weight), num_groups).half() + 0.1

@@ -1,7 +1,7 @@
-"""What LoRA adapters cost on a CPU: decodes and a prompt with adapters on all linear layers, and the model alone.
+"""Cost of LoRA adapters on a CPU: decodes and a prompt with adapters on all linear layers, and the model alone.
 
-One process holds the model twice, with slots for adapters and without, and measures both in turn, so that the ratios
-are of the same minutes. Weights and adapters are as they come: the time does not depend on their values.
+One process holds the model twice, with and without slots for adapters, and measures both in turn, so the ratios compare
+the same minutes. The time does not depend on the values of weights and adapters.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from octavo.worker_proc.weights.load import load_model
 
 @dataclass(frozen=True)
 class Row:
-    """Requests over some adapters, and the least part of the model's own speed."""
+    """Requests with a number of adapters, and the lowest acceptable fraction of the model's own speed."""
 
     case: str
     num_adapters: int
@@ -118,7 +118,7 @@ def _programs(model: Model, config: ResolvedConfig, cases: list[Case]) -> Native
 
 
 def _adapter(model: Model, rank: int, seed: int) -> PlacedAdapter:
-    """Return an adapter of all linear layers but the output layer, as peft's `all-linear` makes it."""
+    """Return an adapter of all linear layers except the output layer, like peft's `all-linear`."""
     noise = torch.Generator().manual_seed(seed)
     return {
         layer: [

@@ -1,9 +1,9 @@
 """Offline throughput through `octavo.LLM`. bench_serve measures latencies.
 
-Three workloads. `fixed`: prompts and outputs of one length for each batch size; run once for one token and once for all
-tokens, to separate prefill from decode. `mixed`: many prompts of random lengths at once, as in comparisons of engines.
-`beside`: the cost of decode steps outside the worker, for each batch size: the time between two steps, and the
-processor time of frontend and core.
+There are three workloads. `fixed`: prompts and outputs of one length for each batch size; run once for one token and
+once for all tokens, to separate prefill from decode. `mixed`: many prompts of random lengths at once, as in comparisons
+of engines. `beside`: the cost of decode steps outside the worker for each batch size: the time between two steps, and
+the processor time of frontend and core.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _generate(llm: LLM, args: argparse.Namespace, input_lens: list[int], output_lens: list[int]) -> float:
-    """Generate exactly this many tokens for new random prompts; return the seconds."""
+    """Generate exactly the given numbers of tokens for new random prompts; return the seconds."""
     # A different seed for each run: repeated prompts would hit the prefix cache.
     args.seed += 1
     rng = random.Random(args.seed)
@@ -108,7 +108,7 @@ def _beside(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def _steps_of(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float]:
-    """Return the means over the plans of one run, which may have several decode steps; prefill included."""
+    """Return the means over the plans of one run, prefill included. A plan may have several decode steps."""
     earlier, used_s = llm.snapshot().steps, _processor_seconds(llm)
     newest = earlier[-1].sequence if earlier else -1
     elapsed_s = _generate(llm, args, [args.input_len] * batch, [args.output_len] * batch)
@@ -123,7 +123,7 @@ def _steps_of(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float
 
 
 def _processor_seconds(llm: LLM) -> list[float]:
-    """Return the processor time of this process, which is the frontend, and of its core."""
+    """Return the processor time of this process, the frontend, and of its core."""
     engine = llm.client.engine
     assert engine is not None
     seconds = []

@@ -1,8 +1,8 @@
 """Cost of a request outside the model: HTTP, text and messages, measured with a tiny model.
 
-Starts `octavo serve` with a random Llama of 2 layers, 64 wide, and the default model's tokenizer; sends short
-requests over many connections at once; reports requests per second, latencies and the processor time that each
-process, the load generator included, took per request.
+Starts `octavo serve` with a random Llama of 2 layers, 64 wide, and the default model's tokenizer. Sends short requests
+over many connections at once. Reports requests per second, latencies, and the processor time per request of each
+process, including the load generator.
 """
 
 import argparse
@@ -184,13 +184,13 @@ def _measure(url: httpx.URL, pids: dict[str, int], args: argparse.Namespace, req
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, including its threads."""
+    """Return the user and system time of a process in seconds, including its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians over the runs, under the same names."""
+    """Return the medians over the runs, by the names of the values."""
     return {
         name: _median([run[name] for run in runs])
         if isinstance(runs[0][name], dict)

@@ -1,10 +1,10 @@
-"""How much of a throughput is owed to where the packed weights happen to lie in memory.
+"""How much a throughput depends on where the packed weights lie in physical memory.
 
 A worker maps its packed weights from a file in `OCTAVO_CACHE`, so every engine that maps one file reads the same
-physical pages for as long as the page cache holds them. This runs the same commit with two copies of that file, in
-turns, as the rows of `scripts/bench_cpu` are run: 64 requests at once, SmolLM2 in bfloat16. Then it starts both
-engines again with the same files, to show that the difference belongs to the files and not to the processes, and
-repeats all of it with new copies.
+physical pages for as long as the page cache holds them. This script runs the same commit with two copies of that file,
+in turns, like the rows of `scripts/bench_cpu`: 64 requests at once, SmolLM2 in bfloat16. Then it starts both engines
+again with the same files, to show that the difference belongs to the files and not to the processes. All of it is
+repeated with new copies.
 
     PYTHONPATH=scripts .venv/bin/python -P scripts/bench_packed_copies.py --placements 3 --rounds 4
 """

@@ -1,7 +1,7 @@
 """Ranks that share a model, each with one thread, compared with one process that has as many threads.
 
-Both engines run all the time and take turns, so that load of the machine meets both. The weights are random; the sizes
-are those of Qwen2.5-0.5B without its vocabulary.
+Both engines run all the time and take turns, so that other load on the machine affects both. The weights are random;
+the sizes are those of Qwen2.5-0.5B without its vocabulary.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CONFIG = {
     "eos_token_id": 0,
 }
 WORKLOADS = {"one stream": (1, 32, 64), "32 at once": (32, 32, 32), "prefill": (1, 2048, 1)}
-"""Requests, prompt tokens and output tokens of each."""
+"""Number of requests, prompt tokens and output tokens of each workload."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""How long the stages of a pipeline wait: real processes and the real core, stages that sleep for a known time.
+"""How long the stages of a pipeline wait: real processes and the real core, with stages that sleep for a known time.
 
-Each of the callers, 8 for each stage, sends its next request when the last one has ended. The bubble is the part of the
-stages' time in which they wait, from the end of the first requests until the last one is sent.
+There are 8 callers for each stage. Each sends its next request when the last one has finished. The bubble is the
+fraction of the stages' time that they spend waiting, from the end of the first requests until the last one is sent.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(num_stages: int, args: argparse.Namespace) -> dict[str, float]:
-    """Serve the load on a pipeline and return how busy its stages were."""
+    """Run the load on a pipeline and return how busy its stages were."""
     config = engine_config(
         num_blocks=8192,
         max_model_len=2048,
@@ -78,7 +78,7 @@ def measure(num_stages: int, args: argparse.Namespace) -> dict[str, float]:
 
 
 def serve(address: str, num_callers: int, num_requests: int) -> tuple[float, float]:
-    """Return when the first requests had ended, and when the last one was sent."""
+    """Run all callers; return when the first requests had finished and when the last one was sent."""
     rng, client = random.Random(0), Client(address)
     num_sent, begin_s, end_s = 0, 0.0, 0.0
     try:

@@ -1,6 +1,6 @@
 """Draws reports of `scripts/bench_cpu` as SVG, readable on light and dark pages.
 
-`.venv/bin/python scripts/bench_plot.py REPORT.json ...` writes REPORT.svg beside each report.
+`.venv/bin/python scripts/bench_plot.py REPORT.json ...` writes each REPORT.svg next to its report.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PANEL_HEAD = 30
 CAPTION_LINE = 18
 
 NAMES = {"octavo": "octavo", "llama": "llama.cpp", "vllm": "vLLM", "openvino": "OpenVINO"}
-"""Engines that are drawn, in this order."""
+"""Engines in the order in which they are drawn."""
 
 STYLE = """
   .page { fill: #ffffff } .title, .panel, .name, .value { fill: #1b1f27 } .caption { fill: #5f6875 }
@@ -43,7 +43,7 @@ Json = Mapping[str, Any]
 def draw(report: Json, title: str = "") -> str:
     """Return the SVG of a report: a panel per row with a bar per engine; the caption has machine, date and command.
 
-    Rows without a peer are left out. A bar is the median over the rounds, the line on it reaches from the smallest to
+    Rows without a peer are left out. A bar is the median over the rounds; the line on it reaches from the smallest to
     the largest round.
 
     Raises:
@@ -101,7 +101,7 @@ def _caption(report: Json) -> list[str]:
     how = f"Medians of {rounds} rounds in which the engines took turns; lines reach from the slowest to the fastest."
     machine = report["machine"]
     where = f"{machine['cores']} cores of {machine['cpu']}, {report['date']}, commit {report['commit']}"
-    # A long command has flags with paths, which say nothing here.
+    # A long command has flags with paths, which tell the reader nothing.
     return [*([how] if rounds > 1 else []), where, report["command"].partition(" --json")[0]]
 
 

@@ -1,8 +1,8 @@
-"""Texts per second, and the latency of one short text, of an embedding model beside other engines.
+"""Texts per second, and the latency of one short text, of an embedding model, compared with other engines.
 
-All engines stay loaded and idle while one of them is measured, in turn, for some rounds, so that ratios are of the same
-minutes. Each has as many threads as there are cores. The cosine of its vectors with those of Sentence Transformers in
-float32, or else of the first engine, is shown too.
+All engines stay loaded and idle while one of them is measured. They take turns for some rounds, so the ratios compare
+the same minutes. Each has as many threads as there are cores. The table also shows the cosine of the vectors with those
+of Sentence Transformers in float32, or of the first engine if that is not measured.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NUM_COMPARED = 20
 _WORDS = ["the", "of", "water", "time", "river", "house", "light", "people", "system", "number", "music", "green"]
 _DRIVERS = Path(__file__).parent / "bench_pooling_parts" / "drivers.py"
 _OCTAVO = {"octavo": {}, "octavo-float32": {"dtype": "float32"}, "octavo-int8": {"quantization": "w8a8"}}
-"""Settings of the engine."""
+"""Settings of each variant of octavo."""
 _LIBRARIES = {"sentence-transformers": "float32", "sentence-transformers-bf16": "bfloat16"}
 SYSTEMS = (*_OCTAVO, *_LIBRARIES, "onnxruntime", "llama.cpp", "vllm", "vllm-float32")
 
@@ -43,7 +43,7 @@ def main() -> None:
     with ExitStack() as stack:
         engines = [_open(name, args, stack) for name in args.systems.split(",")]
         for engine in engines:
-            engine.measure({**task, "texts": texts[:100]})  # the first texts load code
+            engine.measure({**task, "texts": texts[:100]})  # warm-up: the first texts load code
         rounds = [{engine.name: engine.measure(task) for engine in engines} for _ in range(args.rounds)]
     reference = "sentence-transformers" if "sentence-transformers" in rounds[0] else engines[0].name
     results = []
@@ -138,7 +138,7 @@ def _environment() -> dict[str, str]:
 
 
 def _text(rng: random.Random, num_words: int) -> str:
-    return " ".join(rng.choices(_WORDS, k=num_words - 2))  # a word is a token, and two more are added
+    return " ".join(rng.choices(_WORDS, k=num_words - 2))  # a word is one token, and the tokenizer adds two
 
 
 def _least_cosine(actual: list[list[float]], expected: list[list[float]]) -> float:

@@ -1,7 +1,7 @@
 """How long requests pause when a process of the engine is killed, and whether their tokens are unchanged.
 
 While streams run, the core or its worker is killed with SIGKILL. The pause of a stream is the time between its last
-token before and its first token after the kill. The tokens are compared with an undisturbed run.
+token before the kill and its first token after it. The tokens are compared with an undisturbed run.
 """
 
 import argparse
@@ -60,7 +60,7 @@ async def _measure(model: str, settings: dict[str, str], args: argparse.Namespac
 async def _run(
     client: AsyncClient, prompts: list[list[int]], output_len: int, *, victim: str | None
 ) -> tuple[list[list[int]], list[float]]:
-    """Run all prompts and return their tokens and, with a victim, the longest pause of each stream in seconds."""
+    """Run all prompts; return their tokens and, if a process is killed, the longest pause of each stream in seconds."""
     half_way = asyncio.Event()
     silences = [0.0] * len(prompts)
 

@@ -1,6 +1,6 @@
 """Cost of batch-invariant row tiles: `octavo.kernels.linear` compared with one torch product on the CPU.
 
-It also shows why tiles are needed: how many different results a row has when it is computed among 1, 2, ... rows.
+It also shows why tiles are needed: how many different results a row has when the batch has 1, 2, ... rows.
 """
 
 import time

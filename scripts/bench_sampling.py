@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def call_of(sampler: Sampler, logits: torch.Tensor, fields: dict[str, Any]) -> Callable[[], object]:
-    """Return one step's sampling: rows of requests alike but for their seeds, which have seen 500 tokens."""
+    """Return a call that samples one step. The requests have seen 500 tokens and differ only in their seeds."""
     draws = []
     for seed in range(len(logits)):
         spec = SamplingSpec(max_tokens=1000, seed=seed, **fields)
@@ -68,7 +68,7 @@ def call_of(sampler: Sampler, logits: torch.Tensor, fields: dict[str, Any]) -> C
 
 
 def best_ms(calls: list[Callable[[], object]], runs: int) -> list[float]:
-    """Call in turns; return the shortest time of each."""
+    """Make the calls in turns; return the shortest time of each."""
     best = [float("inf")] * len(calls)
     for _ in range(runs + 1):
         for index, call in enumerate(calls):

@@ -25,7 +25,7 @@ class TimedPrompt:
     prompt: list[int]
     max_tokens: int
     arrival_s: float
-    """After the start of the run."""
+    """Seconds after the start of the run."""
 
 
 def main() -> None:

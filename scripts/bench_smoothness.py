@@ -1,7 +1,7 @@
 """How a long prompt affects other requests: the gaps of a running stream, and the TTFT of a short prompt.
 
-Each trial starts a stream, then a prompt of 6,000 tokens, then a short one while the long one is computed. bench_serve
-measures throughput.
+Each trial starts a stream, then a prompt of 6,000 tokens, then a short prompt while the long one is computed.
+bench_serve measures throughput.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from bench_report import random_prompt, report, write
 from own_server import parse_arguments, server_of
 
 NUM_FIRST_CHUNKS = 16
-"""Chunks of the stream before the long prompt is sent, so that the stream is steady."""
+"""Chunks received before the long prompt is sent, so that the stream is steady."""
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _trial(request: Any, rng: random.Random, args: argparse.Namespace) -> dict[str, float]:
-    """Return the largest gap of a stream beside a long prompt, and the TTFT of the long prompt and of a short one."""
+    """Return the largest gap of a stream during a long prompt, and the TTFT of the long prompt and of a short one."""
     times: list[float] = []
     is_running = asyncio.Event()
     stream = asyncio.create_task(request(32, 1500, times, is_running))
@@ -115,7 +115,7 @@ async def _stream(
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
-        # A chunk then comes with every token, also with one that ends within a character.
+        # A chunk then arrives for every token, even if it ends within a character.
         "return_token_ids": True,
     }
     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -1,8 +1,8 @@
-"""Speculative decoding beside the same engine without it, on texts that repeat themselves and texts that do not.
+"""Speculative decoding, compared with the same engine without it, on repetitive and non-repetitive texts.
 
-Both engines stay loaded and answer the same prompts in turn, for some rounds, so that ratios are of the same minutes.
-A first answer to each prompt fills the prefix caches: what is timed are almost only decode steps. The tokens of both
-engines are compared too, and must be the same.
+Both engines stay loaded and answer the same prompts in turn for some rounds, so the ratios compare the same minutes. A
+first answer to each prompt fills the prefix caches, so almost only decode steps are timed. The tokens of both engines
+must be equal.
 
 With --vllm-python vLLM answers the greedy prompts of one request in the same rounds, with its own n-gram drafts.
 """
@@ -37,20 +37,20 @@ TEXT = (
     "leaves at eight and returns at dusk. A storm in 1921 broke the southern pier, and it was rebuilt within a year."
 )
 MISSPELT = {"piers": "piars", "morning": "mornning", "bell": "bel", "ferry": "fery", "storm": "storme"}
-"""What is wrong in the text to edit. A model of this size changes some of it, but replaces no word when told to."""
+"""Errors in the text to edit. A model of this size corrects some of them, but replaces no word when told to."""
 
 CASES = ("repeat", "edit", "chat", "random", "json", "json-batch")
 COUNTING_CASES = ("repeat", "edit", "chat", "random")
-"""Those of a model that counts: it cannot follow a schema."""
+"""Cases for a counting model, which cannot follow a schema."""
 
 START_LIMIT_S, ANSWER_LIMIT_S = 600.0, 120.0
-"""Of vLLM."""
+"""Limits for the start and for an answer of vLLM, in seconds."""
 
 NUM_COUNTED = 4
-"""Tokens at the end of its prompt, from which it counts on."""
+"""Number of tokens at the end of the prompt from which a counting model continues."""
 
 EDIT_DISTANCE = 16
-"""A model that counts repeats its prompt with another token after each so many."""
+"""Number of tokens after which a counting model's repetition of its prompt has a different token."""
 
 TEXT_FIELD = {"type": "string", "maxLength": 24}
 ORDER_SCHEMA = {
@@ -71,19 +71,19 @@ ORDER_SCHEMA = {
     "required": ["customer_name", "email_address", "status", "shipping_address", "total_price", "is_paid"],
     "additionalProperties": False,
 }
-"""Half of such an answer is names of fields and punctuation."""
+"""Schema for which half of an answer is field names and punctuation."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that are sent at once."""
+    """Requests that are sent together."""
 
     prompts: list[list[int]]
     params: list[SamplingParams]
 
     @property
     def is_for_vllm(self) -> bool:
-        """One request without a grammar, whose tokens are the likeliest ones."""
+        """Whether this is a single greedy request without a grammar."""
         return len(self.prompts) == 1 and self.params[0].is_greedy and self.params[0].structured_outputs is None
 
 
@@ -143,7 +143,7 @@ def _arguments() -> argparse.Namespace:
 
 @contextmanager
 def _vllm(args: argparse.Namespace) -> Iterator[Session | None]:
-    """Yield a session with vLLM, which rests until it is asked; None if it is not to be measured."""
+    """Yield a session with vLLM, which is suspended except while it answers; `None` if vLLM is not measured."""
     if args.vllm_python is None:
         yield None
         return
@@ -188,7 +188,7 @@ def _misspelt(text: str) -> str:
 
 
 def _counting_prompt(name: str, output_len: int) -> list[int]:
-    """Return a prompt whose output counts on: as the prompt has done before, with some other tokens, or not at all."""
+    """Return a prompt whose counting output repeats it, repeats it with some changes, or does not repeat it."""
     first = MIN_TOKEN_ID
     text = list(range(first, first + output_len + NUM_COUNTED))
     if name == "edit":
@@ -210,7 +210,7 @@ def _measure(name: str, case: Case, plain: LLM, speculating: LLM, vllm: Session 
         if number:
             times.append(_round(case, plain, speculating, is_reversed=bool(number % 2)))
         if peer:
-            vllm_times.append(_answer_in_vllm(peer, case))  # the first time fills its prefix cache
+            vllm_times.append(_answer_in_vllm(peer, case))  # the first run fills its prefix cache
     after = speculating.stats()
     num_tokens = sum(map(len, expected))
     drafts, drafted, accepted = (
@@ -247,7 +247,7 @@ def _measure(name: str, case: Case, plain: LLM, speculating: LLM, vllm: Session 
 
 
 def _round(case: Case, plain: LLM, speculating: LLM, *, is_reversed: bool) -> tuple[float, float]:
-    """Return the seconds of both engines; they take turns at being the first."""
+    """Return the seconds of both engines; the first one alternates."""
     if is_reversed:
         speculating_s = _answer(speculating, case)[1]
         return _answer(plain, case)[1], speculating_s
@@ -255,7 +255,7 @@ def _round(case: Case, plain: LLM, speculating: LLM, *, is_reversed: bool) -> tu
 
 
 def _answer_in_vllm(vllm: Session, case: Case) -> float:
-    """Return the seconds of an answer of as many tokens; vLLM rests before and after it."""
+    """Return the seconds that vLLM needs for as many tokens; vLLM is suspended before and after."""
     vllm.wake()
     seconds = vllm.generate(Workload(case.prompts, [params.max_tokens or 0 for params in case.params]), ANSWER_LIMIT_S)
     vllm.rest()
@@ -263,7 +263,7 @@ def _answer_in_vllm(vllm: Session, case: Case) -> float:
 
 
 def _answer(llm: LLM, case: Case) -> tuple[list[list[int]], float]:
-    """Return the tokens of each request, and the seconds of all."""
+    """Return the tokens of each request, and the seconds for all requests."""
     started = time.perf_counter()
     outputs = llm.generate(case.prompts, case.params, use_tqdm=False)
     elapsed = time.perf_counter() - started

@@ -1,9 +1,8 @@
 """Effect of a busy neighbour on a decode step with one thread, with all threads, and with `ThreadPolicy`.
 
 The step is the linear layers of SmolLM2-135M for a few rows, in one program with a barrier after each. Neighbours are
-processes of this script: one that never sleeps, and one that works for a third of the time, a millisecond at once,
-as the core and the frontend of a busy server do. Prints steps per second and the share of time that threads waited
-for a core.
+processes of this script. One never sleeps; one works for a third of the time, a millisecond at once, like the core and
+the frontend of a busy server. Prints steps per second and the fraction of time that threads waited for a core.
 
     .venv/bin/python scripts/bench_threads.py --rows 1
 """

@@ -1,10 +1,10 @@
-"""Transcription of one file, and of several at once, beside faster-whisper: Whisper tiny.en on spoken texts.
+"""Transcription of one file, and of several at once, compared with faster-whisper: Whisper tiny.en on spoken texts.
 
-All engines stay loaded and idle while one of them is measured, in turn, for some rounds, so that ratios are of the same
-minutes. Each has as many threads as there are cores. Files are about 28 seconds long, one window each, or several times
-as long (`--texts`). Each round has files of its own, of another loudness: nothing that an engine keeps helps it. All
-decode greedily, without timestamps unless `--timestamps`. octavo is measured through its HTTP routes, without a
-network; faster-whisper as a library.
+All engines stay loaded and idle while one of them is measured. They take turns for some rounds, so the ratios compare
+the same minutes. Each has as many threads as there are cores. Files are about 28 seconds long, one window each, or
+several times as long (`--texts`). Each round has its own files with a different loudness, so nothing that an engine
+caches helps it. All decode greedily, without timestamps unless `--timestamps`. octavo is measured through its HTTP
+routes, without a network; faster-whisper as a library.
 
     scripts/bench_transcription --faster-whisper-python VENV/bin/python
     scripts/bench_transcription --faster-whisper-python VENV/bin/python --timestamps --texts 4
@@ -35,7 +35,7 @@ _OCTAVO: dict[str, dict[str, Any]] = {
     "octavo-bfloat16": {"dtype": "bfloat16"},
     "octavo-w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
 }
-"""Settings of the engine."""
+"""Settings of each variant of octavo."""
 _LIBRARY = {"faster-whisper-float32": "float32", "faster-whisper-int8": "int8"}
 SYSTEMS = (*_OCTAVO, *_LIBRARY)
 _SENTENCES = (
@@ -50,7 +50,7 @@ _SENTENCES = (
 
 
 class Sounds:
-    """Files of spoken texts, each other orders of the sentences, and another loudness each time."""
+    """Audio files of spoken texts; each has the sentences in another order and another loudness."""
 
     def __init__(self, folder: Path, num_files: int, num_texts: int) -> None:
         self._folder = folder
@@ -63,7 +63,7 @@ class Sounds:
         self._num_made = 0
 
     def make(self, count: int) -> tuple[list[str], float]:
-        """Return new files, and their seconds in all."""
+        """Return new files, and their total length in seconds."""
         paths, seconds = [], 0.0
         for source in self._speech[:count]:
             with wave.open(str(source)) as file:
@@ -85,7 +85,7 @@ def main() -> None:
         sounds = Sounds(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files, args.texts)
         engines = [_open(name, args, stack) for name in args.systems.split(",")]
         for engine in engines:
-            engine.measure(sounds.make(1)[0])  # the first file loads code
+            engine.measure(sounds.make(1)[0])  # warm-up: the first file loads code
         results = []
         for count in (1, args.files):
             rounds = [_round(engines, *sounds.make(count)) for _ in range(args.rounds)]
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def _round(engines: list[BenchChild], files: list[str], seconds: float) -> dict[str, float]:
-    """Return the seconds of sound that each engine transcribes in a second."""
+    """Return the seconds of audio that each engine transcribes in one second."""
     answers = {engine.name: engine.measure(files) for engine in engines}
     texts = {name: answer["texts"] for name, answer in answers.items()}
     words = {name: [len(text.split()) for text in of_engine] for name, of_engine in texts.items()}

@@ -1,7 +1,7 @@
-"""Time to the first token of an engine that takes a prompt's KV blocks from another engine, and that computes it.
+"""Time to the first token of an engine that receives a prompt's KV blocks, compared with one that computes them.
 
-Both engines run on this machine; the prefill engine is idle while the decode engine is measured. One stream decodes on
-the decode engine meanwhile: the longest time between two of its tokens says how much a prompt disturbs others.
+Both engines run on this machine; the prefill engine is idle while the decode engine is measured. Meanwhile one stream
+decodes on the decode engine: the longest time between two of its tokens shows how much a prompt disturbs others.
 """
 
 import argparse
@@ -105,7 +105,7 @@ async def _generate(
 async def _beside_a_stream(
     client: AsyncClient, prompt: list[int], kv_transfer_params: dict[str, Any] | None
 ) -> tuple[float, float, list[int]]:
-    """Return the same while another stream runs, with the longest gap of that one in seconds in the middle."""
+    """Do the same while another stream runs; also return, in the middle, that stream's longest gap in seconds."""
     has_begun, gap_s = asyncio.Event(), 0.0
 
     async def stream() -> None:

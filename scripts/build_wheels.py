@@ -1,8 +1,8 @@
 """The program behind `scripts/build_wheels`: octavo's sdist and wheel, and octavo_prebuilt with the CPU kernels.
 
-octavo itself has no compiled code: its kernels are compiled at the first start. On a machine without a compiler it
-takes them from octavo_prebuilt, if that was made from the same sources. The libraries need a glibc as new as that of
-the machine that builds them; `--compiler "python -m ziglang c++ -target x86_64-linux-gnu.2.28"` builds for older ones.
+octavo itself has no compiled code: its kernels are compiled at the first start. On a machine without a compiler it uses
+the libraries of octavo_prebuilt, if they were built from the same sources. They need a glibc as new as that of the
+building machine; `--compiler "python -m ziglang c++ -target x86_64-linux-gnu.2.28"` builds for older ones.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SOURCES = (
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
     *("protocol", "frontend", "core_proc", "worker_proc", "kernels"),
 )
-"""What the sdist is made of. It is built from a copy, so that the checkout gets no build folder."""
+"""Paths that the sdist contains. It is built from a copy, so that the checkout gets no build folder."""
 
 LEVELS = tuple(level.name for level in (X86_LEVELS if platform.machine() == "x86_64" else OTHER_LEVELS))
 
@@ -64,7 +64,7 @@ def build_octavo(out: Path) -> list[Path]:
 
 
 def build_kernels(out: Path, levels: Sequence[str], compiler: str | None) -> Path:
-    """Compile the kernels for these levels and write the wheel with them; return its path."""
+    """Compile the kernels for the given instruction set levels and write their wheel; return its path."""
     with tempfile.TemporaryDirectory() as scratch:
         toolchain = Toolchain(Path(scratch) / "cache", compiler)
         package = Path(scratch) / "source" / PREBUILT_PACKAGE
@@ -89,7 +89,7 @@ def build_kernels(out: Path, levels: Sequence[str], compiler: str | None) -> Pat
 
 
 def run_hook(source: Path, hook: str, out: Path) -> Path:
-    """Call a function of the build backend in a process of its own; return the file that it wrote."""
+    """Call a function of the build backend in a separate process; return the path of the file that it wrote."""
     code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out.resolve())!r}))"
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(

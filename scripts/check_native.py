@@ -1,6 +1,6 @@
 """Checks the C++ of the kernels in ways that take too long for every run of the tests.
 
-    warnings   every compiler that is here, at every instruction set, with warnings as errors
+    warnings   every installed compiler, at every instruction set, with warnings as errors
     address    tests/kernels with AddressSanitizer and UndefinedBehaviorSanitizer, at every instruction set
     thread     the pool, and tests/kernels at the highest instruction set, under ThreadSanitizer
     compilers  tests/kernels with each further compiler: clang++, ziglang
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1 -O1"
 SANITIZE_THREADS = "-fsanitize=thread -fno-omit-frame-pointer -g1 -O1"
 TSAN_OPTIONS = "ignore_noninstrumented_modules=1:die_after_fork=0"
-"""The C library and torch synchronize in ways that the sanitizer does not see."""
+"""The C library and torch synchronize in ways that the sanitizer cannot see."""
 TIMEOUT_S = 1200.0
 
 
@@ -65,7 +65,7 @@ def check_warnings(_: list[str]) -> bool:
 
 def check_address(for_pytest: list[str]) -> bool:
     levels = [level.name for level in Processor.read().levels()]
-    # Python and torch keep memory until the process ends; that is not our leak.
+    # Python and torch keep memory until the process ends; this is not a leak of ours.
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     return _test_sanitized("libasan.so", SANITIZE, levels, options, for_pytest)
 
@@ -84,12 +84,12 @@ def check_thread(for_pytest: list[str]) -> bool:
         if subprocess.run([program, "2000"], env=environment, check=False).returncode:
             return False
     options = {"TSAN_OPTIONS": TSAN_OPTIONS, "OMP_NUM_THREADS": "1"}
-    # What threads share is the same at every level.
+    # The code that threads share is the same at every level.
     return _test_sanitized("libtsan.so", SANITIZE_THREADS, [Processor.read().levels()[0].name], options, for_pytest)
 
 
 def _path_of(library: str) -> str:
-    """Return where g++ has a library."""
+    """Return the path where g++ finds a library."""
     done = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True, check=True)
     return str(Path(done.stdout.strip()).resolve())
 
@@ -97,8 +97,8 @@ def _path_of(library: str) -> str:
 def _test_sanitized(
     runtime: str, flags: str, levels: list[str], options: dict[str, str], for_pytest: list[str]
 ) -> bool:
-    """Run the kernels' tests with a sanitizer, whose runtime Python itself lacks."""
-    for level in levels:  # before the runtime is preloaded, which the compiler would run with
+    """Run the kernels' tests with a sanitizer, preloading its runtime, which Python does not link."""
+    for level in levels:  # before the runtime is preloaded: the compiler would run with it too
         build(Toolchain(compiler="g++", flags=tuple(flags.split())), level)
     # torch throws exceptions while it is imported: the runtime must find the function that it replaces.
     paths = [_path_of(name) for name in (runtime, "libstdc++.so")]
@@ -109,7 +109,7 @@ def _test_sanitized(
         "LD_PRELOAD": ":".join(paths),
         **options,
     }
-    # A sanitizer writes to descriptor 2 before it ends the process; pytest would keep that to itself and lose it.
+    # A sanitizer writes to descriptor 2 before it ends the process. If pytest captured it, the message would be lost.
     return _test(environment, ["--capture=sys", *for_pytest])
 
 

@@ -1,7 +1,7 @@
-"""Renders a conversation with tool calls by each chat template of some folders, and parses the calls back.
+"""Renders a conversation with tool calls with each chat template in the given folders, and parses the calls back.
 
-The parser is the one that `--tool-call-parser auto` takes for the template. Fetches nothing: docs/tool-calling.md says
-where the templates came from.
+The parser is the one that `--tool-call-parser auto` selects for the template. Fetches nothing: docs/tool-calling.md
+says where the templates came from.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TOOLS = [
     for name, _ in CALLS
 ]
 IDS = ("functions.NAME:NUMBER", "abcdefghNUMBER")
-"""Some templates write the id, others check its form."""
+"""Call ids to try: some templates write the id, others check its form."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def round_trip(source: str, name: str) -> str:
-    """Return how the calls came back: all of them, or one where the template allows no more, or what went wrong."""
+    """Return the result: all calls came back, or one where the template allows no more, or the failure."""
     faults = []
     for calls in (CALLS, CALLS[:1]):
         for call_id in IDS:
@@ -80,7 +80,7 @@ def messages(calls: list[Any], call_id: str) -> list[dict[str, Any]]:
 
 
 def turn_of(source: str, conversation: list[dict[str, Any]]) -> str:
-    """Return the text of the last message: what the rendering without it does not begin with."""
+    """Return the text of the last message: the suffix that rendering without it lacks."""
     template = ChatTemplate(source, dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), ""))
     texts = [
         template.render(part, tools=TOOLS, add_generation_prompt=False) for part in (conversation[:-1], conversation)

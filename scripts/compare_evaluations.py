@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = {"True", "False"}
-"""Whether the text is the model's greedy output."""
+"""Values of the flag that says whether a text is the model's greedy output."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def leaves(value: Any) -> Iterator[str]:
 
 
 def is_number(text: str) -> bool:
-    """True for the text of a number."""
+    """Return whether the text is a number."""
     if text in FLAGS:
         return True
     try:

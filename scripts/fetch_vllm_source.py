@@ -19,10 +19,10 @@ VERSION = "0.32.0"
 def fetch() -> Path:
     """Return the directory of the source, downloading it if it is not in the cache.
 
-    Blocks until another process that fetches it has finished.
+    Blocks while another process fetches it.
 
     Raises:
-        SystemExit: it cannot be downloaded.
+        SystemExit: the source cannot be downloaded.
     """
     return once(Env.read().cache_dir / "sources" / f"vllm-{VERSION}", _download)
 
@@ -31,7 +31,7 @@ def _download(path: Path) -> None:
     print(f"fetching the source of vLLM {VERSION} (45 MB, once) into {path.parent}", file=sys.stderr)
     # In the same folder, because a rename works only within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        # pip unpacks a source archive and then asks it for its metadata, which fails without vLLM's own build tools.
+        # pip unpacks a source archive and then reads its metadata, which fails without vLLM's own build tools.
         # The unpacked tree is all that is needed here: --no-clean keeps it.
         pip = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--no-clean"]
         source_only = ["--no-build-isolation", "--no-binary", "vllm", "--dest", scratch]

@@ -20,39 +20,39 @@ ROWS = 128
 KEYS = 64
 """Keys of a tile."""
 WHOLE_INSTRUCTIONS, WHOLE_SOFTMAX = 335, 212
-"""Of a warp for a tile of keys that all rows see: all of them, and those between its two products."""
+"""Instructions of a warp for a tile of keys that all rows see: the total, and those between its two products."""
 EDGE_INSTRUCTIONS, EDGE_SOFTMAX = 457, 278
-"""The same for a tile at the diagonal, with masks."""
+"""The same two numbers for a tile at the diagonal, with masks."""
 SEGMENT_INSTRUCTIONS = 196
-"""Of a warp, to add the sums of a segment."""
+"""Instructions of a warp that adds the sums of a segment."""
 PROGRAM_INSTRUCTIONS = 1126
-"""Of a warp, outside of the loops: queries are read, two pipelines are filled, results are divided and stored."""
+"""Instructions of a warp outside of the loops: reading queries, filling two pipelines, dividing and storing results."""
 ALONE, TOGETHER = 0.6, 0.8
-"""Instructions that a scheduler issues per clock, from a warp of one group and from those of both. Assumed."""
+"""Instructions that a scheduler issues per clock, from a warp of one group and from warps of both groups. Assumed."""
 ONES_SHARE = 2 * 8 / HEAD_DIM
 """The product with ones, as a share of the one with values: 8 columns, at half the rate because it is no `wgmma`."""
 NUM_READS = 6
-"""Reads of a program that wait for one another: tile, request, blocks, keys; blocks and keys of the second loop."""
+"""Dependent reads of a program: tile, request, blocks, keys; blocks and keys of the second loop."""
 READ_S = 0.5e-6
-"""Of such a read, from the second-level cache under load. Assumed."""
+"""Seconds of a dependent read, from the second-level cache under load. Assumed."""
 LIBRARY_SHARE = 0.95
-"""Of the matrix rate, in the products of cuBLAS with thousands of rows. Assumed."""
+"""Fraction of the matrix rate that cuBLAS reaches in products with thousands of rows. Assumed."""
 
 
 @dataclass(frozen=True)
 class PrefillEstimate:
-    """What the attention of one layer over a whole prompt should take."""
+    """Estimate of the attention of one layer over a complete prompt."""
 
     flops: float
-    """Of the pairs of a query and a key that it sees."""
+    """Operations for all pairs of a query and a key that it sees."""
     parts_s: dict[str, float]
-    """Each limit by itself; the longest counts."""
+    """Time of each limit by itself in seconds; the longest counts."""
     roofline_s: float
-    """The flops at the matrix rate."""
+    """Seconds that the operations take at the matrix rate."""
 
     @property
     def seconds(self) -> float:
-        """The whole kernel, with its launch."""
+        """Time of the complete kernel, with its launch."""
         return max(self.parts_s.values()) + FIXED_S
 
     @property
@@ -62,15 +62,15 @@ class PrefillEstimate:
 
     @property
     def limit(self) -> str:
-        """The longest of `parts_s`."""
+        """Name of the longest of `parts_s`."""
         return max(self.parts_s, key=lambda part: self.parts_s[part])
 
 
 def tile_seconds(instructions: int, softmax: int, device: DeviceName, *, is_overlapped: bool = True) -> float:
     """Return the time of a tile of keys on a multiprocessor.
 
-    Both groups of warps begin together, because each tile has a barrier for all. The tensor cores compute the scores of
-    one and then of the other, whose softmax overlaps with what the other group multiplies.
+    Both groups of warps begin together, because each tile has a barrier for all. The tensor cores compute the scores
+    of one group and then of the other. The softmax of one group overlaps with the products of the other.
     """
     rates = DEVICES[device]
     scores_s = 2 * (ROWS / 2) * KEYS * HEAD_DIM / (rates.matrix_flops / H100.num_multiprocessors)
@@ -102,7 +102,7 @@ def estimate_prefill(
         spent_s = NUM_READS * READ_S + 2 * outside / issued + whole * whole_s + edges * edge_s
         programs_s += [spent_s] * num_kv_heads
         num_tiles += (whole + edges) * num_kv_heads
-    rows_bytes = 2 * num_tokens * (num_heads + num_kv_heads) * HEAD_DIM * ELEMENT_BYTES  # with what is stored
+    rows_bytes = 2 * num_tokens * (num_heads + num_kv_heads) * HEAD_DIM * ELEMENT_BYTES  # including what is stored
     flops = 4.0 * num_heads * HEAD_DIM * num_tokens * (num_tokens + 1) / 2
     return PrefillEstimate(
         flops=flops,
@@ -116,7 +116,7 @@ def estimate_prefill(
 
 
 def _last_end(programs_s: list[float]) -> float:
-    """Return when the last program ends. A multiprocessor runs one at a time; those with the most keys begin."""
+    """Return when the last program ends. A multiprocessor runs one at a time; programs with the most keys begin."""
     ends = [0.0] * H100.num_multiprocessors
     for spent_s in sorted(programs_s, reverse=True):
         heapq.heapreplace(ends, ends[0] + spent_s)
@@ -134,10 +134,10 @@ def attention_of(
 
 
 def prefill_share(model: ShapeName, num_tokens: int, device: DeviceName, *, is_library: bool) -> float:
-    """Return the share of the matrix rate in the prefill of a prompt: all layers; the head multiplies one row.
+    """Return the fraction of the matrix rate in the prefill of a prompt: all layers; the head multiplies one row.
 
     Args:
-        is_library: cuBLAS multiplies; otherwise our own kernels do, with their epilogue.
+        is_library: whether cuBLAS multiplies; otherwise our own kernels do, with their epilogue.
     """
     shapes = weight_shapes(SHAPES[model])
     attention = attention_of(model, num_tokens, device)

@@ -18,45 +18,45 @@ from octavo.kernels.paged_attention.shape import AttentionShape
 
 HEAD_DIM = 128
 CASES = ((64, 1024, 0), (256, 1024, 0), (64, 8192, 0), (64, 4352, 4096))
-"""Requests, keys of each, and how many of them they share."""
+"""Number of requests, keys of each, and how many of the keys they share."""
 KEYS = 64
 """Keys of a tile."""
 SHARED_ROWS = 32
 OWN_INSTRUCTIONS, SHARED_INSTRUCTIONS = 458, 425
-"""Of a warp for a tile of keys: of one request, and of several that share it."""
+"""Instructions of a warp for a tile of keys: of one request, and of several requests that share it."""
 ISSUED = 0.6
 """Instructions that a scheduler issues per clock, from a warp of each of two programs. Assumed."""
 NUM_READS = 5
-"""Reads that wait for one another before the first keys arrive: unit, entry, queries, blocks, keys."""
+"""Dependent reads before the first keys arrive: unit, entry, queries, blocks, keys."""
 OUTSIDE_KERNELS = 7
 """Kernels of a decode outside its layers, without the product with the output weight and the seven of sampling."""
 SAMPLING_S, SAMPLED_ROW_S = 21e-6, 33e-6 / 64
-"""Of a step and of a row of 152 k logits, with temperature: see docs/gpu.md."""
+"""Seconds of sampling for a step, and for a row of 152 k logits, with temperature: see docs/gpu.md."""
 DECODE_LIBRARY_SHARE = 0.9
-"""Of the bandwidth, in the products of cuBLAS with few rows. Assumed."""
+"""Fraction of the bandwidth that cuBLAS reaches in products with few rows. Assumed."""
 
 
 @dataclass(frozen=True)
 class DecodeEstimate:
-    """What the attention of one layer of a decode should take."""
+    """Estimate of the attention of one layer of a decode."""
 
     kv_bytes: float
-    """Keys and values, those that requests share once."""
+    """Bytes of keys and values; shared ones count once."""
     parts_s: dict[str, float]
-    """Each limit by itself; the longest counts."""
+    """Time of each limit by itself in seconds; the longest counts."""
     fixed_s: float
-    """Added to it: the launch, the first keys, and adding up partial sums."""
+    """Seconds added to the limit: the launch, the first keys, and adding up partial sums."""
 
     @property
     def seconds(self) -> float:
-        """The whole kernel."""
+        """Time of the complete kernel."""
         return max(self.parts_s.values()) + self.fixed_s
 
 
 def estimate_decode(
     batch: int, context: int, num_shared: int, num_heads: int, num_kv_heads: int, device: DeviceName
 ) -> DecodeEstimate:
-    """Estimate the attention of a layer, with heads of 128 dimensions, of requests that share their first keys."""
+    """Estimate the attention of a layer, with heads of 128 dimensions, for requests that share their first keys."""
     rates, group = DEVICES[device], num_heads // num_kv_heads
     num_programs = 2 * H100.num_multiprocessors
     grid = Grid(128 // group, 16 // group, SHARED_ROWS // group, group, num_kv_heads, num_programs)
@@ -97,7 +97,7 @@ def estimate_decode(
 
 
 def step_seconds(model: ShapeName, batch: int, context: int, device: DeviceName, *, is_library: bool) -> float:
-    """Return the time of a decode step with temperature."""
+    """Return the seconds of a decode step with temperature."""
     config = SHAPES[model]
     shapes, rates = weight_shapes(config), DEVICES[device]
     heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -120,7 +120,7 @@ def step_seconds(model: ShapeName, batch: int, context: int, device: DeviceName,
 
 
 def bandwidth_share(model: ShapeName, batch: int, context: int, device: DeviceName, *, is_library: bool) -> float:
-    """Return the share of the bandwidth of a decode step: of weights, keys and values."""
+    """Return the fraction of the bandwidth that a decode step uses for weights, keys and values."""
     config = SHAPES[model]
     shapes = weight_shapes(config)
     head_weights = shapes["head"][0] * shapes["head"][1]
@@ -132,7 +132,7 @@ def bandwidth_share(model: ShapeName, batch: int, context: int, device: DeviceNa
 
 
 def prefill_seconds(model: ShapeName, num_tokens: int, device: DeviceName, *, is_library: bool) -> float:
-    """Return the time of so many prompt tokens, in steps of 8,192 and at the share of a prompt of 2,048."""
+    """Return the seconds of a prompt of this length, in steps of 8,192 tokens at the rate of a prompt of 2,048."""
     config, shapes = SHAPES[model], weight_shapes(SHAPES[model])
     weights = config["num_hidden_layers"] * sum(n * k for name, (n, k) in shapes.items() if name != "head")
     share = prefill_share(model, 2048, device, is_library=is_library)
@@ -151,7 +151,7 @@ def uniform_workload_rate(model: ShapeName, device: DeviceName, *, is_library: b
 
 
 def full_batch_seconds(model: ShapeName, device: DeviceName, *, is_library: bool) -> float:
-    """Return the time of 256 requests with 1,024 tokens in and 1,024 out."""
+    """Return the seconds of 256 requests with 1,024 input and 1,024 output tokens."""
     spent_s = prefill_seconds(model, 256 * 1024, device, is_library=is_library)
     for step in range(0, 1024, 64):
         spent_s += 64 * step_seconds(model, 256, 1024 + step + 32, device, is_library=is_library)
@@ -172,7 +172,7 @@ def table(device: DeviceName) -> str:
 
 
 def goals(device: DeviceName) -> str:
-    """Return the estimates of the goals of whole models, with cuBLAS and with our own products."""
+    """Return the estimates for the goals of complete models, with cuBLAS and with our own products."""
     lines = []
     for title, text in (
         (

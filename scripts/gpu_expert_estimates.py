@@ -2,7 +2,7 @@
 
 Tokens are routed at random, evenly. The tiles are those of `kernels/experts/gpu.py`. The instructions are counted in
 the machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them. Rates of Hopper are those of
-`gpu_estimates`, and those of an L4 the vendor's or assumptions, as noted.
+`gpu_estimates`; rates of an L4 are the vendor's or assumed, as noted.
 """
 
 from dataclasses import dataclass
@@ -32,34 +32,34 @@ GPUS: dict[GpuName, tuple[Device, int, int]] = {
     # 72 W, and the rate of the cache, are assumed.
     "L4": (Device(0.27e12, 1.5e12, 75e12, 1.7e9), 58, 99 << 10),
 }
-"""Rates, multiprocessors, and the shared memory of each in bytes."""
+"""Rates, number of multiprocessors, and shared memory of each multiprocessor in bytes."""
 INPUTS, NUM_STAGES = 64, 4
 TILE_OUTPUTS = 128
-"""Rows of weights in a tile; one of gates and ups has half of its rows from each."""
+"""Rows of weights in a tile; in a tile of gates and ups, half of the rows are from each."""
 LOOP_INSTRUCTIONS = 86
-"""Of a warp, for a block of 64 inputs. The most of all products."""
+"""Instructions of a warp for a block of 64 inputs: the most of all products."""
 EMPTY_S = 0.3e-6
-"""Of a program without a tile: it is placed, reads a number and ends. Eight at a time on a multiprocessor. Assumed."""
+"""Seconds of a program without a tile, which only reads a number; eight at a time on a multiprocessor. Assumed."""
 SORT_BLOCK, SORT_BLOCK_S = 4096, 1.5e-6
-"""Slots that each of the two loops of a sorting program takes at a time, and how long. Assumed."""
+"""Slots per iteration of the two loops of the sorting program, and seconds of an iteration. Assumed."""
 CHOICE_S = 0.25e-6
-"""Of one round in the choice of experts, in one warp. Assumed."""
+"""Seconds of one round in the choice of experts, in one warp. Assumed."""
 
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """What the experts of a layer should take, router excluded."""
+    """Estimate of the experts of a layer, without the router."""
 
     num_read: int
-    """Experts whose weights are read."""
+    """Number of experts whose weights are read."""
     parts_s: dict[str, float]
-    """Of each kernel."""
+    """Seconds of each kernel."""
     roofline_s: float
-    """The bytes that must be moved, or the flops, at the device's rates."""
+    """Seconds for the bytes that must be moved, or for the operations, at the device's rates; the larger."""
 
     @property
     def seconds(self) -> float:
-        """All kernels."""
+        """Seconds of all kernels."""
         return sum(self.parts_s.values())
 
     @property
@@ -101,13 +101,13 @@ def around_products_s(mixture: Mixture, num_tokens: int, rates: Device) -> dict[
 
 
 def routed(mixture: Mixture, num_tokens: int) -> np.ndarray:
-    """Return the tokens of each expert."""
+    """Return the number of tokens of each expert."""
     order = np.random.default_rng(0).random((num_tokens, mixture.num_experts)).argsort(axis=1)[:, : mixture.top_k]
     return np.bincount(order.ravel(), minlength=mixture.num_experts)
 
 
 def _product_s(counts: np.ndarray, tile_rows: int, outputs: int, inputs: int, stored: int, gpu: GpuName) -> float:
-    """Return the time of a product with weights of `outputs` rows, which stores `stored` numbers for each slot."""
+    """Return the seconds of a product with weights of `outputs` rows, which stores `stored` numbers for each slot."""
     rates, num_processors, shared_bytes = GPUS[gpu]
     num_slots, num_read = int(counts.sum()), int((counts > 0).sum())
     row_tiles, columns = int((-(-counts // tile_rows)).sum()), -(-outputs // TILE_OUTPUTS)
@@ -131,7 +131,7 @@ def _product_s(counts: np.ndarray, tile_rows: int, outputs: int, inputs: int, st
     processor_s = -(-items // num_processors) * (-(-inputs // INPUTS) * block_s + end_s)
     num_programs = (min(num_slots, len(counts)) + num_slots // tile_rows) * columns
     empty_s = (num_programs - items) * EMPTY_S / (8 * num_processors)
-    # Three reads wait for one another before the first rows: the tile, its slots, the address of the weight.
+    # Three dependent reads come before the first rows: the tile, its slots, the address of the weight.
     return max(memory_s, cache_s, processor_s) + FIXED_S + 3 * LATENCY_S + empty_s
 
 

@@ -1,7 +1,7 @@
-"""Shows what octavo does on a GPU, in at most seven minutes: whether it is right, and how far from the GPU's limits.
+"""Checks octavo on a GPU in at most seven minutes: whether results are right, and how far it is from the limits.
 
-Every cell is written to the report as soon as it is over, and runs in a process that may crash or hang. --dry-run needs
-no GPU: it lists all cells with their expected times and runs each of them with tiny sizes on the CPU.
+Every cell is written to the report as soon as it has finished, and runs in a process that may crash or hang. --dry-run
+needs no GPU: it lists all cells with their expected times and runs each of them with tiny sizes on the CPU.
 """
 
 import argparse

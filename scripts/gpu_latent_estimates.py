@@ -16,35 +16,35 @@ from octavo.kernels.paged_attention.gpu_plan import SEGMENT
 LATENT, TAIL = 512, 64
 MAX_COLUMNS = 32
 KEYS = 64
-"""Of a tile."""
+"""Keys of a tile."""
 GROUPS = 2
-"""Of four warps, in a program."""
+"""Groups of four warps in a program."""
 PRODUCTS = 88
-"""`wgmma` of a warp for a tile: each group of warps computes the scores of all columns, and sums of half of the values.
-Each reads 64 x 16 numbers from shared memory, which takes longer than to multiply them with so few columns."""
+"""`wgmma` instructions of a warp for a tile: each group of warps computes the scores of all columns, and sums of half
+of the values. Each reads 64 x 16 numbers from shared memory, which takes longer than multiplying so few columns."""
 INSTRUCTIONS = 979
-"""Of a warp for a tile: the most of all loops."""
+"""Instructions of a warp for a tile: the most of all loops."""
 FILL_S = 2 * READ_S
-"""Of a segment, until its first keys are there: blocks, keys."""
+"""Seconds until the first keys of a segment arrive: blocks, keys."""
 CASES = ((64, 1024, 1), (64, 8192, 1), (1, 8192, 1), (1, 2048, 2048), (1, 8192, 8192))
-"""Requests, tokens of each, and how many of them are computed."""
+"""Number of requests, tokens of each, and how many of the tokens are computed."""
 MODELS = {"16 heads": 16, "128 heads": 128}
 
 
 @dataclass(frozen=True)
 class LatentEstimate:
-    """What latent attention of one layer should take."""
+    """Estimate of latent attention in one layer."""
 
     parts_s: dict[str, float]
-    """Each limit by itself; the longest counts."""
+    """Time of each limit by itself in seconds; the longest counts."""
     fixed_s: float
     flops: float
     latent_bytes: float
-    """Of the cache, read once."""
+    """Bytes of the cache, read once."""
 
     @property
     def seconds(self) -> float:
-        """The whole kernel."""
+        """Time of the complete kernel."""
         return max(self.parts_s.values()) + self.fixed_s
 
 
@@ -68,7 +68,7 @@ def estimate_latent(
     key_bytes = (LATENT + TAIL) * ELEMENT_BYTES
     segments = row_tiles * max(keys / SEGMENT, 1.0)
     busy = -(-segments // H100.num_multiprocessors)
-    sums_bytes = 4 * columns * LATENT * 4 * segments  # a segment, and the total before and after it
+    sums_bytes = 4 * columns * LATENT * 4 * segments  # a segment's sums, and the total before and after it
     return LatentEstimate(
         {
             "memory": batch * context * key_bytes / rates.memory_bytes,

@@ -28,32 +28,32 @@ from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
 from octavo.kernels.linear.gpu_tiles import H100
 
 ISSUED, ISSUED_ALONE = 0.7, 0.5
-"""Instructions per clock of a scheduler, if programs share a multiprocessor or not. Assumed."""
+"""Instructions per clock of a scheduler, for programs that share a multiprocessor and for one alone. Assumed."""
 LARGEST_END_INSTRUCTIONS = 1020
-"""Of a warp, outside of the loop over inputs, of the largest tiles. The most of all launches."""
+"""Instructions of a warp outside of the loop over inputs, for the largest tiles: the most of all launches."""
 NUM_SCHEDULERS = 4
-"""Of a multiprocessor."""
+"""Schedulers of a multiprocessor."""
 SHARING = 1.5
-"""Programs for each multiprocessor from which most of them share one."""
+"""Programs per multiprocessor from which most of them share one."""
 EIGHT_BIT_RATE = 2.0
-"""Products of int8 or float8 beside those of bfloat16."""
+"""Rate of int8 or float8 products as a multiple of the bfloat16 rate."""
 
 
 @dataclass(frozen=True)
 class QuantizedEstimate:
-    """What a product should take."""
+    """Estimate of a product."""
 
     parts_s: dict[str, float]
-    """Each limit by itself: memory, cache, multiprocessor. The longest counts."""
+    """Seconds of each limit by itself: memory, cache, multiprocessor. The longest counts."""
     fixed_s: float
-    """Launches, the first copies, and adding up splits."""
+    """Seconds of launches, the first copies, and adding up splits."""
     num_bytes: float
     flops: float
     roofline_s: float
 
     @property
     def seconds(self) -> float:
-        """The whole product."""
+        """Time of the complete product."""
         return max(self.parts_s.values()) + self.fixed_s
 
 
@@ -80,7 +80,7 @@ def estimate_product(
         form, launch.rows, form.loop_instructions[is_largest] / issued, weight.chunk * weight.num_chunks, rates
     )
     item_s += splits_of_item * end_instructions(form, launch.num_warps, launch.num_splits * launch.is_spread) / issued
-    # Programs that share a multiprocessor take turns, so what counts is how many each has.
+    # Programs that share a multiprocessor take turns, so the number per multiprocessor counts.
     waves = -(-num_items // H100.num_multiprocessors)
     flops = 2.0 * num_rows * num_outputs * num_inputs
     matrix_flops = rates.matrix_flops * (EIGHT_BIT_RATE if is_8_bit else 1.0)
@@ -105,7 +105,7 @@ def estimate_product(
 
 
 def end_instructions(form: Format, num_warps: int, num_programs: int = 1) -> float:
-    """Return the instructions of a warp outside of the loop over inputs. `num_programs`: those that share a tile."""
+    """Return the instructions of a warp outside of the loop over inputs; `num_programs` programs share a tile."""
     if num_warps > NUM_SCHEDULERS:
         return LARGEST_END_INSTRUCTIONS
     common, last = form.end_instructions
@@ -113,8 +113,8 @@ def end_instructions(form: Format, num_warps: int, num_programs: int = 1) -> flo
 
 
 def block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: Device) -> float:
-    """Return the time of a block of inputs of a tile on a multiprocessor: the longest of copies, instructions and
-    products, which overlap with those of the other program. `issue_s`: time of the instructions."""
+    """Return the seconds of a block of inputs of a tile on a multiprocessor: the longest of copies, instructions and
+    products, which overlap with those of the other program. `issue_s`: seconds of the instructions."""
     is_8_bit = form.kind in ("s8", "f8")
     group_bytes = TILE_OUTPUTS * form.scale_bytes * block / form.group_size if form.group_size else 0.0
     copied = TILE_OUTPUTS * block * form.code_bits / 8 + group_bytes + rows * block * (1 if is_8_bit else 2)
@@ -127,7 +127,7 @@ def block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: De
 
 
 def estimate_layer(name: QuantizedName, num_rows: int, device: DeviceName) -> tuple[float, float, str]:
-    """Return the seconds of a layer's products, the share of the roofline, and what limits the largest of them."""
+    """Return the seconds of a layer's products, the fraction of the roofline, and the limit of the largest product."""
     shapes = weight_shapes(SHAPES[MODEL])
     found = [estimate_product(name, num_rows, *shapes[part], device) for part in LAYER]
     seconds = sum(each.seconds for each in found)
@@ -147,10 +147,10 @@ def table(device: DeviceName) -> str:
 
 
 def bounds(name: QuantizedName, num_rows: int, device: DeviceName) -> tuple[float, float, float]:
-    """Return the largest shares of the roofline of a layer's products that better kernels could reach.
+    """Return the highest fractions of the roofline that better kernels could reach in a layer's products.
 
-    Those of instructions that take no time, with launches as they are; of launches before the kernel ahead ends, with
-    the instructions as they are; and of both together.
+    The first is for instructions that take no time, with today's launches. The second is for launches that overlap with
+    the kernel before, with today's instructions. The third is for both together.
     """
     shapes = weight_shapes(SHAPES[MODEL])
     found = [estimate_product(name, num_rows, *shapes[part], device) for part in LAYER]

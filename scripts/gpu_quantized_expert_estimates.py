@@ -1,7 +1,7 @@
 """What mixtures of experts with quantized weights should take on a GPU, by arithmetic; measures nothing. Prints the
 tables of docs/gpu.md.
 
-Tokens are routed as in `gpu_expert_estimates`; blocks of inputs take what they take in `gpu_quantized_estimates`.
+Tokens are routed as in `gpu_expert_estimates`; blocks of inputs take as long as in `gpu_quantized_estimates`.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def estimate_layer(name: QuantizedName, mixture: Mixture, num_tokens: int, devic
 def _product_s(
     name: QuantizedName, counts: np.ndarray, outputs: int, inputs: int, device: DeviceName, *, num_weights: int
 ) -> float:
-    """Return the time of a product with one weight of each expert, or with gates and ups."""
+    """Return the seconds of a product with one weight of each expert, or with gates and ups."""
     rates, form = DEVICES[device], FORMATS[name]
     weight = weight_of(name, outputs, inputs, META)
     product = QuantizedProduct(weight, None, H100, torch.empty(0, device="meta"))
@@ -79,7 +79,7 @@ def _product_s(
         (rows_bytes * tiles + weight_bytes * row_tiles / num_read) / rates.cache_bytes,
         -(-items // H100.num_multiprocessors) * item_s,
     )
-    # Reads that wait for one another before the first rows: the tile, its slots, the address of the weight.
+    # Dependent reads before the first rows: the tile, its slots, the address of the weight.
     empty_s = (num_programs - items) * EMPTY_S / (8 * H100.num_multiprocessors)
     return max(parts_s) + FIXED_S + 3 * LATENCY_S + empty_s
 
@@ -93,7 +93,7 @@ def _block_s(name: QuantizedName, product: QuantizedProduct, rows: int, issued: 
 
 
 def _tile_rows(product: QuantizedProduct, num_slots: int, num_experts: int) -> int:
-    """Return what `octavo.kernels.experts.gpu_quantized.tile_rows` returns on Hopper."""
+    """Return the rows that `octavo.kernels.experts.gpu_quantized.tile_rows` returns on Hopper."""
     sizes = [rows for rows in product.row_sizes if product.weight.kind != "s8" or rows <= GATED_ROWS]
     return next((rows for rows in sizes if rows * num_experts >= 2 * num_slots), sizes[-1])
 

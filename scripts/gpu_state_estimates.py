@@ -12,37 +12,37 @@ from gpu_estimates import DEVICES, ELEMENT_BYTES, KERNEL_S, DeviceName
 from octavo.kernels.gpu_recurrence import tile_columns
 
 SCAN_INSTRUCTIONS, DELTA_INSTRUCTIONS = 317, 514
-"""Of a warp, for a token."""
+"""Instructions of a warp for a token."""
 CONV_INSTRUCTIONS = 1056
-"""Of a warp of a convolution, for 4 rows of 128 channels; a decode has one of the rows."""
+"""Instructions of a warp of a convolution for 4 rows of 128 channels; a decode has one of the rows."""
 ONCE_INSTRUCTIONS = 300
-"""Of a warp, before and after all tokens: the state is loaded and stored."""
+"""Instructions of a warp before and after all tokens: the state is loaded and stored."""
 CONV_ROWS, CONV_CHANNELS = 4, 128
 NUM_SCHEDULERS = 132 * 4
 ISSUED = 0.7
 """Instructions per clock of a scheduler with several warps. Assumed."""
 ALONE_CLOCKS = 2.0
-"""Clocks of an instruction of a warp that has a scheduler for itself. Assumed."""
+"""Clocks per instruction of a warp that has a scheduler for itself. Assumed."""
 STEPS = ((1, 1), (64, 1), (256, 1), (1, 2048), (4, 2048))
-"""Requests, and tokens of each."""
+"""Number of requests, and tokens of each."""
 
 
 @dataclass(frozen=True)
 class StateEstimate:
-    """What the convolution and the recurrence of a layer should take."""
+    """Estimate of the convolution and the recurrence of a layer."""
 
     parts_s: dict[str, float]
-    """Of the recurrence, each limit by itself: memory, instructions. The longest counts."""
+    """Seconds of each limit of the recurrence by itself: memory, instructions. The longest counts."""
     fixed_s: float
-    """The convolution, and two launches."""
+    """Seconds of the convolution and of two launches."""
     num_bytes: int
-    """That must be moved."""
+    """Bytes that must be moved."""
     roofline_s: float
-    """That at the device's rate."""
+    """Seconds of moving `num_bytes` at the device's rate."""
 
     @property
     def seconds(self) -> float:
-        """Both kernels."""
+        """Time of both kernels."""
         return max(self.parts_s.values()) + self.fixed_s
 
     @property
@@ -52,7 +52,7 @@ class StateEstimate:
 
 
 def estimate_recurrence(layer: Recurrence, num_requests: int, num_tokens: int, device: DeviceName) -> StateEstimate:
-    """Estimate a step in which each request computes so many tokens."""
+    """Estimate a step in which each request computes `num_tokens` tokens."""
     rates = DEVICES[device]
     tiles = -(-layer.num_columns // tile_columns(layer.num_rows, layer.num_columns))
     warps = -(-num_requests * layer.num_heads * tiles // NUM_SCHEDULERS)

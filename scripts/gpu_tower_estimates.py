@@ -1,4 +1,4 @@
-"""What attention of towers should take on a GPU, by arithmetic. Prints the table of docs/gpu.md.
+"""What attention of towers should take on a GPU, by arithmetic; measures nothing. Prints the table of docs/gpu.md.
 
 The instructions are counted in the machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them.
 Rates are those of `gpu_estimates` and `gpu_attention_estimates`, or assumed, as noted.
@@ -16,30 +16,30 @@ from octavo.kernels.varlen_attention.parts import LARGE_TILE, SMALL_TILE
 KEYS = 64
 """Keys of a tile."""
 INSTRUCTIONS = {64: 256, 80: 302, 128: 319}
-"""Of a warp for a tile of keys, by the dimensions that are multiplied."""
+"""Instructions of a warp for a tile of keys, by the padded head dimension."""
 SOFTMAX_INSTRUCTIONS = 212
-"""Those between its two products, as in attention of prompts. Assumed."""
+"""Instructions between a tile's two products, as in attention of prompts. Assumed."""
 PROGRAM_INSTRUCTIONS = 1000
-"""Of a warp, outside of the loop: queries are read, the last keys are masked, results are divided and stored.
+"""Instructions of a warp outside of the loop: reading queries, masking the last keys, dividing and storing results.
 Assumed."""
 NUM_READS = 3
-"""Reads of a program that wait for one another: tile, queries, keys."""
+"""Dependent reads of a program: tile, queries, keys."""
 TOGETHER_DIM = 64
-"""Two large programs fit the registers of a multiprocessor up to heads of so many dimensions."""
+"""Largest head dimension for which two large programs fit the registers of a multiprocessor."""
 NUM_SMALL = 3
-"""Small programs that do."""
+"""Number of small programs that fit the registers of a multiprocessor."""
 NUM_ONES = 8
 """Columns of the product with ones, which has half the rate."""
 
 
 @dataclass(frozen=True)
 class TowerEstimate:
-    """What the attention of one layer should take."""
+    """Estimate of the attention of one layer."""
 
     seconds: float
-    """With its launch."""
+    """Seconds, including the launch."""
     roofline_s: float
-    """Its operations, or its bytes, at the device's rate."""
+    """Seconds of its operations, or of its bytes, at the device's rate; the larger."""
 
     @property
     def share(self) -> float:
@@ -53,9 +53,9 @@ def estimate_attention(run: TowerRun, device: DeviceName) -> TowerEstimate:
     rows = LARGE_TILE if run.length > SMALL_TILE else SMALL_TILE
     dims = next(size for size in INSTRUCTIONS if size >= run.head_dim)
     num_at_once = NUM_SMALL if rows == SMALL_TILE else 2 if dims <= TOGETHER_DIM else 1
-    warps = rows // 16 / 4  # of a scheduler, from each program
+    warps = rows // 16 / 4  # per scheduler, from each program
     products_s = (4 * dims + 2 * 2 * NUM_ONES) * rows * KEYS / (rates.matrix_flops / H100.num_multiprocessors)
-    # Programs beside one another multiply while others weigh.
+    # Programs on one multiprocessor overlap: some multiply while others compute the softmax.
     tile_s = max(products_s, warps * INSTRUCTIONS[dims] / (TOGETHER * rates.clocks))
     if num_at_once == 1:
         tile_s = _tile_seconds(dims, device)

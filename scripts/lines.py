@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def too_long(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (number of lines, ":LINE FUNCTION" or "" for the file, reason) of each that is too long."""
+    """Yield (number of lines, ":LINE FUNCTION" or "" for the file, reason) for all that is too long."""
     lines = source.splitlines()
     if len(lines) > MAX_FILE_LINES:
         yield len(lines), "", next(filter(None, map(_reason, lines)), "")

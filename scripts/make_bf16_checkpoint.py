@@ -27,16 +27,16 @@ from octavo.worker_proc.weights.gguf_blocks import GgufMatrix
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct-bf16"
 
-# Written by GGUFWriter itself, or no longer true of the copy.
+# Fields that GGUFWriter itself writes, or that are no longer true of the copy.
 _NOT_COPIED = {"general.architecture", "general.file_type", "general.quantization_version"}
 
-# `tokenizer.ggml.token_type` of an id that no text leads to.
+# `tokenizer.ggml.token_type` of an id that no text is tokenized to.
 _UNUSED_TOKEN = 5
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen2 model, with experts of a Qwen3-MoE model, with a window of Gemma 3; tied embeddings."""
+    """Sizes of a Qwen2 model, optionally with Qwen3-MoE experts or Gemma 3 windows; tied embeddings."""
 
     num_layers: int
     hidden_size: int
@@ -51,13 +51,13 @@ class Shape:
     expert_size: int = 0
     """Columns of an expert's activation."""
     head_size: int | None = None
-    """Of keys and values too; None: `hidden_size` divided by the number of heads."""
+    """Size of a head, including key and value heads; `None` for `hidden_size` divided by the number of heads."""
     window: int = 0
-    """Of five layers in six."""
+    """Window of five layers in six, in tokens; 0 if there is none."""
 
     @property
     def architecture(self) -> str:
-        """In a GGUF file."""
+        """Architecture name in a GGUF file."""
         return "gemma3" if self.window else "qwen3moe" if self.num_experts else "qwen2"
 
     @property
@@ -70,7 +70,8 @@ SHAPES = {
     "qwen3-moe": Shape(16, 1024, 3072, 16, 4, 49_152, num_experts=64, experts_per_token=8, expert_size=512),
     "gemma3-1b": Shape(26, 1152, 6912, 4, 1, 262_144, head_size=256, window=512),
 }
-"""The first and the last are from published config.json files. "qwen3-moe" has 0.3 billion active parameters of 1.7."""
+"""Shapes by name. The first and the last are from published config.json files. "qwen3-moe" has 0.3 billion active
+parameters of 1.7."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def main() -> None:
 
 
 def make(shape: str | None = None) -> Model:
-    """Return the default model in bfloat16, or random weights of a shape named in `SHAPES`, from the cache if there.
+    """Return the default model in bfloat16, or random weights of a shape named in `SHAPES`, from the cache if cached.
 
-    Blocks for some seconds when it has to be made; several processes may make it at once.
+    Blocks for some seconds if it has to be made; several processes may make it at once.
     """
     source = fetch_default_model.fetch()
     name = f"{shape}-random-bf16" if shape else DEFAULT_NAME
@@ -108,20 +109,20 @@ def make(shape: str | None = None) -> Model:
 
 
 def _publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Write the file or directory under a temporary name and rename it: it is complete or does not exist."""
+    """Write the file or directory under a temporary name and rename it, so that it is complete or does not exist."""
     if target.exists():
         return
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         write(scratch / target.name)
-        if not target.exists():  # another process may have been faster
+        if not target.exists():  # unless another process was faster
             os.rename(scratch / target.name, target)
     finally:
         shutil.rmtree(scratch)
 
 
 def copy_as_bf16(source: Path, target: Path) -> None:
-    """Copy a GGUF file with its matrices in bfloat16 and its vectors in float32, all rounded to bfloat16's values."""
+    """Copy a GGUF file, all rounded to bfloat16's values; matrices are stored in bfloat16, vectors in float32."""
     reader = GGUFReader(source)
     writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     _copy_metadata(reader, writer, lambda name: name not in _NOT_COPIED)
@@ -133,13 +134,13 @@ def copy_as_bf16(source: Path, target: Path) -> None:
 
 
 def write_random(shape: Shape, donor: Path, target: Path, seed: int = 0) -> None:
-    """Write a model of that shape: normal weights of deviation 0.02, norms of 1, biases of 0.
+    """Write a model of a shape: normal weights of deviation 0.02, norms of 1, biases of 0.
 
     Args:
-        shape: its sizes.
-        donor: a GGUF file whose tokenizer it gets, padded to the shape's vocabulary with tokens that no text makes.
+        shape: the sizes of the model.
+        donor: a GGUF file with the tokenizer, padded to the shape's vocabulary with tokens that no text makes.
         target: the file to write.
-        seed: of the weights.
+        seed: the seed of the weights.
     """
     reader = GGUFReader(donor)
     writer = GGUFWriter(target, shape.architecture)
@@ -172,7 +173,7 @@ def write_checkpoint(source: Path, directory: Path) -> None:
     """Write a GGUF file's weights, configuration and tokenizer as a directory in Hugging Face layout.
 
     Raises:
-        ConfigError: an architecture that octavo does not know.
+        ConfigError: octavo does not know the architecture.
     """
     directory.mkdir()
     for path in convert_gguf(source, Env.read()).iterdir():
@@ -186,7 +187,7 @@ def write_checkpoint(source: Path, directory: Path) -> None:
 
 def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], bool]) -> None:
     for name, field in reader.fields.items():
-        if wanted(name) and not name.startswith("GGUF."):  # those are the header's
+        if wanted(name) and not name.startswith("GGUF."):  # fields of the file's header
             is_array = field.types[0] is GGUFValueType.ARRAY
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if is_array else None)
 
@@ -198,7 +199,7 @@ def _write_weights(writer: GGUFWriter, weights: Iterator[tuple[str, torch.Tensor
         if rounded.ndim == 1:  # ggml adds and multiplies vectors in float32
             writer.add_tensor(name, rounded.float().numpy())
         else:
-            # numpy has no bfloat16; the writer takes its bytes and works the shape out again.
+            # numpy has no bfloat16; the writer takes the bytes and derives the shape from them
             raw = rounded.view(torch.uint8).numpy()
             writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
     writer.write_header_to_file()

@@ -23,7 +23,7 @@ _OK = 0
 
 
 def speak(text: str) -> Path:
-    """Return a WAV file in which the text is spoken, in English.
+    """Return a WAV file with the text, spoken in English.
 
     Raises:
         SystemExit: the synthesizer cannot be downloaded, or fails.
@@ -53,7 +53,7 @@ def _fetch(path: Path) -> None:
 
 
 def _synthesize(text: str, home: Path) -> tuple[int, bytes]:
-    """Return samples per second, and samples of 16 bits."""
+    """Return the sample rate in Hz, and the 16-bit samples."""
     library = ctypes.CDLL(str(home / "libespeak-ng.so"))
     rate = library.espeak_Initialize(_SYNCHRONOUS, 0, str(home / "espeak-ng-data").encode(), 0)
     if rate <= 0:

@@ -1,4 +1,4 @@
-"""The server that a benchmark measures: a running one, or its own `octavo serve`. Measures nothing."""
+"""The server that a benchmark measures: a running one, or an `octavo serve` that it starts. Measures nothing."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
-    """Return the arguments of the benchmark and, from behind --, the flags of the server that it starts.
+    """Return the arguments of the benchmark and, from after --, the flags of the server that it starts.
 
     Adds --url and --model to the parser.
     """
@@ -36,7 +36,7 @@ def parse_arguments(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace
 
 @contextlib.contextmanager
 def server_of(args: argparse.Namespace, serve_flags: Sequence[str]) -> Iterator[str]:
-    """Yield the URL of the server that the arguments name; one that was started here is stopped on leaving."""
+    """Yield the URL of the server that the arguments name; a server that was started here is stopped on exit."""
     if args.url:
         yield args.url.rstrip("/")
         return
@@ -46,10 +46,10 @@ def server_of(args: argparse.Namespace, serve_flags: Sequence[str]) -> Iterator[
 
 @contextlib.contextmanager
 def serving(model: str, flags: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """Start a server on a free port, yield its URL and process id once it answers, and end it on leaving.
+    """Start a server on a free port, yield its URL and process id once it is ready, and stop it on exit.
 
     Raises:
-        SystemExit: it ended while it started, or did not answer in time.
+        SystemExit: the server exited while it started, or was not ready in time.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

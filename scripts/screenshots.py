@@ -15,7 +15,7 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLAGS = ("--served-model-name", "SmolLM2-135M-Instruct", "--max-model-len", "2048", "--kv-cache-memory-bytes", "128M")
 WIDTH, HEIGHT = 1140, 760
 NUM_STREAMS, STREAM_TOKENS = 10, 480
-SCALE = 0.62  # of the pictures that stand beside each other
+SCALE = 0.62  # of the pictures that are side by side
 LOAD_TIMEOUT_S = 240.0
 QUESTION = "Why is the sea salty? Answer in two sentences."
 
@@ -69,7 +69,7 @@ def _compare(page: Browser, url: str, path: Path) -> None:
 
 
 def _engine(page: Browser, url: str, path: Path) -> None:
-    """Picture the engine at work: some streams have ended, others run."""
+    """Take a picture of the engine at work: some streams have ended, others run."""
     _open(page, url, "engine")
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
         for number in range(NUM_STREAMS):
@@ -86,7 +86,7 @@ def _complete(url: str, number: int) -> None:
 
 
 def _side_by_side(page: Browser, pictures: list[Path], path: Path) -> None:
-    """Let the browser draw two pictures beside each other."""
+    """Let the browser draw two pictures side by side."""
     data = [base64.b64encode(picture.read_bytes()).decode() for picture in pictures]
     images = "".join(f'<img width="{WIDTH}" src="data:image/webp;base64,{one}">' for one in data)
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Counts = npt.NDArray[np.int64]
-"""Tokens of each expert."""
+"""Number of tokens of each expert."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Placement:
     num_ranks: int
 
     def loads(self, counts: Counts) -> npt.NDArray[np.float64]:
-        """Return the pairs of each rank."""
+        """Return the number of pairs of each rank."""
         loads = np.zeros(self.num_ranks)
         for count, ranks in zip(counts, self.ranks, strict=True):
             for rank in ranks:
@@ -33,13 +33,13 @@ class Placement:
         return loads
 
     def balance(self, counts: Counts) -> float:
-        """Return the mean load over the largest."""
+        """Return the mean load divided by the largest."""
         loads = self.loads(counts)
         return float(loads.mean() / loads.max())
 
     @property
     def num_held(self) -> list[int]:
-        """Experts of each rank."""
+        """Number of experts on each rank."""
         held = [0] * self.num_ranks
         for rank in itertools.chain.from_iterable(self.ranks):
             held[rank] += 1
@@ -47,7 +47,7 @@ class Placement:
 
 
 def in_order(counts: Counts, num_ranks: int, num_replicas: int) -> Placement:
-    """Place experts in their order, as many on each rank; what `--enable-expert-parallel` does."""
+    """Place experts in their order, equally many on each rank, like `--enable-expert-parallel`."""
     num_experts = len(counts)
     owners = [next(r for r in range(num_ranks) if e < num_experts * (r + 1) // num_ranks) for e in range(num_experts)]
     return Placement(tuple((owner,) for owner in owners), num_ranks)
@@ -60,9 +60,9 @@ def by_load(counts: Counts, num_ranks: int, num_replicas: int) -> Placement:
     the same number of experts, or one more: memory is the limit.
 
     Args:
-        counts: of past steps.
-        num_ranks: to place on.
-        num_replicas: further copies, of all experts together.
+        counts: tokens of each expert in past steps.
+        num_ranks: number of ranks.
+        num_replicas: number of additional copies, of all experts together.
     """
     copies = np.ones(len(counts), dtype=np.int64)
     for _ in range(num_replicas):
@@ -92,13 +92,13 @@ def draw_steps(
     """Return the tokens of each expert in some steps; a token has `top_k` different experts.
 
     Args:
-        num_steps: steps.
-        tokens: of each step.
-        num_experts: of the layer.
+        num_steps: number of steps.
+        tokens: tokens of each step.
+        num_experts: experts of the layer.
         top_k: experts of a token.
-        skew: exponent of the popularity; 0: all are equal.
+        skew: exponent of the popularity; 0: all experts are equally popular.
         drift: standard deviation by which the logarithm of a popularity changes from step to step.
-        seed: of the drawing.
+        seed: seed of the draws.
     """
     noise = np.random.default_rng(seed)
     logits = -skew * np.log(noise.permutation(num_experts) + 1.0)
@@ -116,7 +116,7 @@ PLACEMENTS: dict[str, Callable[[Counts, int, int], Placement]] = {"in order": in
 
 
 def measure(steps: Sequence[Counts], num_ranks: int, num_replicas: int, window: int, name: str) -> float:
-    """Return the mean balance of the steps after the first `window`, placed anew from the counts of each `window`."""
+    """Return the mean balance of the steps after the first `window`; experts are placed anew every `window` steps."""
     balances = []
     for start in range(window, len(steps), window):
         placement = PLACEMENTS[name](np.sum(steps[start - window : start], axis=0), num_ranks, num_replicas)

@@ -1,13 +1,13 @@
 """Routes a multi-turn workload to simulated engines, and compares policies by cache hits, queues and waiting.
 
-An engine computes prompts one after another at a fixed rate and decodes all its requests side by side. Its cache keeps
-the latest blocks, and what it stores and evicts is reported to every HTTP process a little later. Each of them gets a
-part of the requests, at random, and knows the load of the others from reports that come once a second. Engines may die:
-their requests move, their caches are lost, and they come back after a while.
+An engine computes prompts one after another at a fixed rate and decodes all its requests concurrently. Its cache keeps
+the latest blocks. Stored and evicted blocks are reported to every HTTP process a little later. Each HTTP process gets a
+random part of the requests, and learns the load of the others from reports once a second. Engines may die: their
+requests move, their caches are lost, and they return after a while.
 
-The policy `prefix` is octavo's. `estimates` and `reports` are the same with only a part of what it knows: the prompts
-that a process has sent to each engine, and what engines report. With --state-interval engines continue only from
-recurrent states, of which their caches have fewer; `blocks` is a router that does not know this.
+The policy `prefix` is octavo's. `estimates` and `reports` use only a part of its knowledge: the prompts that a process
+has sent to each engine, or the engines' reports. With --state-interval engines continue only from recurrent states, of
+which their caches have fewer; `blocks` is a router that does not know this.
 
     scripts/simulate_routing --engines 8 --requests 20000 --processes 4
 """
@@ -35,7 +35,7 @@ def simulate(
     seed: int,
     capacity: Capacity = Capacity(CACHE_SPANS),
 ) -> dict[str, float]:
-    """Return what one policy achieves."""
+    """Return the results of one policy."""
     simulation = Simulation(num_engines, num_processes, capacity, policy, death_every_s, seed)
     simulation.run(turns(num_requests, num_engines, seed))
     waits = sorted(simulation.waits)
@@ -52,7 +52,7 @@ def simulate(
 
 
 def hit_rate_of_one_cache(num_engines: int, num_requests: int, seed: int, capacity: Capacity) -> float:
-    """Return the hit rate of one engine that has the memory of all."""
+    """Return the hit rate of one engine that has the memory of all engines."""
     num_states = num_engines * capacity.num_states
     engine = Engine(Capacity(num_engines * capacity.num_spans, num_states, capacity.state_interval))
     num_tokens = num_hit = 0

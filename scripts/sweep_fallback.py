@@ -1,6 +1,6 @@
-"""Tries every causal model of `transformers` without a family: tiny random weights, logits against `transformers`.
+"""Runs every causal model of `transformers` without a family here, with tiny random weights, against `transformers`.
 
-Each runs in a process of its own. The results become a table in docs/models.md.
+Each model runs in its own process. The results become a table in docs/models.md.
 """
 
 import argparse
@@ -51,22 +51,22 @@ SIZES: dict[str, Any] = {
     "is_decoder": True,
     **{name: value for value, names in _VALUES.items() for name in names.split()},
 }
-"""Of tiny models, by the names that configurations have for them."""
+"""Sizes of tiny models, by the names that configurations use for them."""
 _OWN = {
-    # Its code sets the embedding of padding to zero after loading, which here is the logit of a token.
+    # Its code sets the embedding of padding to zero after loading, which here is the logit of a real token.
     "YoutuForCausalLM": {"pad_token_id": None},
     "XmodForCausalLM": {"default_language": "en_XX"},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
-"""What only one of them needs."""
+"""Settings that only one model type needs."""
 _BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 SECONDS = 60
-"""For one model."""
+"""Time limit for one model in seconds."""
 MARKS = re.compile(r"(<!-- sweep -->\n).*(\n<!-- end of sweep -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Try all architectures, or those that are named, and print or write the results."""
+    """Run all architectures, or those named on the command line, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("architectures", nargs="*", help="default: all without a family; docs/models.md is written")
     given = parser.parse_args().architectures
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _in_a_process(name: str) -> str:
-    """Return the result for an architecture, also if its process dies or does not end."""
+    """Return the result for an architecture, even if its process dies or does not end."""
     context = multiprocessing.get_context("fork")  # the imports above take seconds
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=lambda: sender.send(result_of(name)))
@@ -98,7 +98,7 @@ def _in_a_process(name: str) -> str:
 
 
 def result_of(name: str) -> str:
-    """Return "runs", or why it does not."""
+    """Return "runs", or the reason why it does not."""
     model_class = getattr(transformers, name)
     if model_class._is_stateful:
         return "refused: layers with a recurrent state"
@@ -124,7 +124,7 @@ def result_of(name: str) -> str:
 
 
 def _tiny(name: str, config_class: Any, defaults: dict[str, Any], path: Path) -> Path:
-    """Make a tiny model: of the tests, if there is one, or of sizes that most configurations accept."""
+    """Make a tiny model: the tests' one if it exists, otherwise with sizes that most configurations accept."""
     for architecture, class_name, settings in FALLBACKS.values():
         if architecture == name:
             return make_tiny(name, path, class_name=class_name, **settings)
@@ -160,7 +160,7 @@ def _compare(path: Path, name: str) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Return the first line of an error without what differs between models."""
+    """Return the first line of an error, without the parts that differ between models."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     text = re.sub(r"^\w+ cannot run through transformers: ", "", text).partition(": (heads, keys, values)")[0]
     text = re.sub(r"\b(\w+\.)+\d+\.([\w.]+)", r"\2", text).replace("|", "/")
@@ -168,7 +168,7 @@ def _short(error: Exception) -> str:
 
 
 def table(results: dict[str, str]) -> str:
-    """Return the table of results, those of most models first."""
+    """Return the table of results; results that most models share are first."""
     groups: dict[str, list[str]] = {}
     for name, result in results.items():
         groups.setdefault(result, []).append(f"`{name}`")

@@ -1,7 +1,7 @@
-"""Runs vLLM's own server tests, unchanged, against `octavo serve`, and prints what passes by file.
+"""Runs vLLM's own server tests, unchanged, against `octavo serve`, and prints how many pass, by file.
 
-The tests are fetched with vLLM's source. Their `RemoteOpenAIServer` is replaced by one that starts octavo, and every
-model that they name is SmolLM2-135M-Instruct in bfloat16: what a larger model would answer is not tested.
+The tests are fetched with vLLM's source. Their `RemoteOpenAIServer` is replaced by one that starts octavo. Every model
+that they name is SmolLM2-135M-Instruct in bfloat16, so the answers of larger models are not tested.
 """
 
 import argparse
@@ -25,14 +25,14 @@ from octavo.protocol.env import Env
 
 PARTS = Path(__file__).parent / "vllm_tests_parts"
 PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4", "pybase64>=1"))
-"""Arguments of pip; the first one needs pytest, which is here."""
+"""Arguments of pip; the first package needs pytest, which is already installed."""
 GENERATION = "generation_config.json"
 MAX_ANSWER_TOKENS = 128
-"""Where a request sets no limit."""
+"""Token limit of requests that set none."""
 
 
 def main() -> int:
-    """Run the files named on the command line, or all, and return 1 if a test fails that is not known to."""
+    """Run the files named on the command line, or all; return 1 if a test fails that is not a known failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", metavar="FILE", help="below tests/entrypoints/; default: those that pass")
     parser.add_argument("--keyword", "-k", default="", help="run tests whose names match, as in pytest")
@@ -118,10 +118,10 @@ def _hub(scratch: Path) -> Path:
 
 
 def _stand_in(target: Path) -> Path:
-    """Write a checkpoint whose answers have an end, and return its directory.
+    """Write a checkpoint whose answers end, and return its directory.
 
-    The weights write on where a larger model would stop. A test that sets no limit would take minutes. A test that sets
-    no temperature gets the likeliest tokens, so that it passes always or never.
+    The original weights continue where a larger model would stop, so a test that sets no limit would take minutes. A
+    test that sets no temperature gets greedy tokens, so that it passes always or never.
     """
     checkpoint = make().directory
     target.mkdir()
@@ -134,8 +134,8 @@ def _stand_in(target: Path) -> Path:
 
 
 def _write_adapter(checkpoint: Path, target: Path) -> None:
-    """Write an adapter that changes nothing yet, as PEFT makes it."""
-    import peft  # slow to import, and --help needs none of them
+    """Write an adapter in PEFT's initial state, which changes nothing."""
+    import peft  # slow to import, and not needed for --help
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -145,7 +145,7 @@ def _write_adapter(checkpoint: Path, target: Path) -> None:
 
 
 def _packages() -> Path:
-    """Return a directory with the plugins of pytest that the tests need, and octavo's own tests must not have."""
+    """Return a directory with the pytest plugins that these tests need, and that octavo's own tests must not have."""
     version = hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]
     folder = Env.read().cache_dir / f"vllm-tests-{version}"
     if not folder.is_dir():
