@@ -1,4 +1,4 @@
-"""A bare FastAPI application on uvicorn, whose requests wait for ever: `python bare_fastapi.py PORT`."""
+"""A bare FastAPI application on uvicorn, whose requests wait forever: `python bare_fastapi.py PORT`."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ num_waiting = 0
 
 @app.get("/health")
 async def health() -> int:
-    """Return how many requests wait."""
+    """Return the number of waiting requests."""
     return num_waiting
 
 

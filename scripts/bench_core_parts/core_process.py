@@ -1,4 +1,4 @@
-"""The real core process over a fake worker. Started by name, as `octavo.core_proc` is."""
+"""The real core process with a fake worker. Started by name, like `octavo.core_proc`."""
 
 from octavo.core_proc.core import EngineCore
 from octavo.protocol.control import CoreSpec

@@ -1,4 +1,4 @@
-"""A core process under measurement, and a frontend reduced to its socket."""
+"""A core process whose cost is measured, and a minimal frontend: its socket only."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ POLL_S = 0.01
 
 
 class Process:
-    """Processor time and memory of a process, which may be another one's child."""
+    """Processor time and memory of a process, which may be another process's child."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -32,12 +32,12 @@ class Process:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time used so far by all of its threads."""
+        """Processor time used so far by all threads, in seconds."""
         return time.clock_gettime(self._clock)
 
     @property
     def rss_bytes(self) -> int:
-        """Private memory that is resident."""
+        """Resident private memory in bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
@@ -56,11 +56,11 @@ class Client:
         self._requests, self._events = request_codec(), event_codec()
         self._call_id = 0
         self.num_tokens = 0
-        """Tokens received."""
+        """Number of tokens received."""
         self.num_ended = 0
-        """Requests that have finished or failed."""
+        """Number of requests that have finished or failed."""
         self.ended: list[Any] = []
-        """The latest of their last events."""
+        """The latest final events of requests."""
         self.send(Connect())
 
     def send(self, request: FrontendMessage) -> None:
@@ -68,7 +68,7 @@ class Client:
         self._socket.send_multipart(self._requests.encode(request))
 
     def submit(self, name: str, count: int, prompt_len: int, max_tokens: int) -> None:
-        """Submit requests whose prompts have no common beginning; several calls need several names."""
+        """Submit requests whose prompts share no prefix; several calls need different names."""
         salt = sum(name.encode())
         for index in range(count):
             self.send(submission(f"{name}{index}", prompt_of(index, prompt_len, salt), max_tokens))
@@ -78,7 +78,7 @@ class Client:
         self.send(Abort([f"{name}{index}" for index in range(count)]))
 
     def receive(self, timeout_s: float = 0.0) -> Any | None:
-        """Receive, count and return the next message; None when none came in time."""
+        """Receive, count and return the next message; `None` if none arrived in time."""
         if not self._socket.poll(1000 * timeout_s):
             return None
         message = self._events.decode(*self._socket.recv_multipart())
@@ -97,7 +97,7 @@ class Client:
             pass
 
     def stats(self) -> Any:
-        """Return the core's counters; other messages are received and counted meanwhile."""
+        """Return the core's counters; meanwhile, receive and count other messages."""
         self._call_id += 1
         self.send(Call(self._call_id, GetStats()))
         deadline = time.monotonic() + TIMEOUT_S
@@ -143,7 +143,7 @@ class Engine:
 
     @contextmanager
     def worker_paused(self) -> Iterator[None]:
-        """Stop the worker, so that no step ends meanwhile."""
+        """Suspend the worker, so that no step ends meanwhile."""
         os.kill(self._worker_pid, signal.SIGSTOP)
         try:
             yield
@@ -160,7 +160,7 @@ class Engine:
 
 @contextmanager
 def running_engine(step_s: float = 0.0, **changes: Any) -> Iterator[Engine]:
-    """Start an engine, and end it whatever happens."""
+    """Start an engine, and stop it on exit."""
     with tempfile.TemporaryDirectory(prefix="bench_core-") as run_dir:
         engine = Engine(run_dir, step_s, **changes)
         try:

@@ -13,7 +13,7 @@ from octavo.protocol.steps import StepPlan
 from octavo.protocol.worker_commands import AllocateCache, CacheReady, WarmedUp, WarmUp
 
 STEP_VARIABLE = "BENCH_CORE_STEP_S"
-"""Environment variable: how long each step takes, in seconds."""
+"""Environment variable with the time of each step in seconds."""
 
 
 def main(spec, reporter, stop) -> int:

@@ -1,6 +1,6 @@
 """Processor time of a real HTTP server per token and per completion. This process plays the core and the callers.
 
-Each step is sent when every stream has got the token of the one before, so no token shares a message with another.
+Each step is sent after every stream has received its token of the previous step, so every message has one token.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ NUM_REQUESTS = 500
 NUM_CONNECTIONS = 50
 PROMPT_WORDS = 16
 FIRST_TOKEN, NUM_TOKENS = 1000, 50
-"""Whole characters in the default model's vocabulary, so each token is an event."""
+"""Tokens that are complete characters in the default model's vocabulary, so that each is an event."""
 PATHS = {"completion": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def frontend_cost(num_streams: int) -> Figures:
-    """Return microseconds per token of so many streams, and per whole answer of two tokens."""
+    """Return microseconds per token with `num_streams` streams, and per complete response of two tokens."""
     with (
         tempfile.TemporaryDirectory(prefix="bench_core-") as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -76,12 +76,12 @@ class PlayedCore:
         self._requests, self._events = request_codec(), event_codec()
         self._peer = b""
         self.waiting: list[str] = []
-        """Requests that are not answered at once."""
+        """Requests that are not answered immediately."""
         self.answers_at_once = False
         asyncio.get_running_loop().add_reader(self._socket.getsockopt(zmq.FD), self.receive)
 
     def receive(self) -> None:
-        """Take all requests. The descriptor tells of changes only, so call this after sending too."""
+        """Take all requests. The descriptor signals changes only, so call this after sending too."""
         answers: list[Any] = []
         while self._socket.poll(0):
             self._peer, *frames = self._socket.recv_multipart()
@@ -192,11 +192,11 @@ def request(kind: str, rng: random.Random, num_words: int, *, is_streamed: bool,
     """Return the bytes of an HTTP request.
 
     Args:
-        kind: of `PATHS`.
-        rng: for the words.
-        num_words: of the prompt, about as many tokens.
-        is_streamed: whether the answer is.
-        more_headers: lines of the head.
+        kind: a key of `PATHS`.
+        rng: draws the words.
+        num_words: length of the prompt in words, about as many tokens.
+        is_streamed: whether the response is streamed.
+        more_headers: further header lines.
     """
     text = " ".join(rng.choices(WORDS, k=num_words))
     prompt = {"messages": [{"role": "user", "content": text}]} if kind == "chat" else {"prompt": text}

@@ -15,7 +15,7 @@ from octavo.protocol.requests import GetStats
 
 
 async def main(address: str, count: int, prompt_len: int) -> None:
-    """Submit requests through the real link, and print by how much the process has grown for each token."""
+    """Submit requests through the real link, and print the growth of the process in bytes per token."""
     context = zmq.Context()
     link = await CoreLink.connect(context, address, 30.0)
     process = Process(os.getpid())

@@ -1,4 +1,4 @@
-"""Memory of a real HTTP server for each request that waits, beside that of a bare FastAPI application on uvicorn.
+"""Memory of a real HTTP server for each waiting request, compared with a bare FastAPI application on uvicorn.
 
 This process plays the core and the callers. Each connection first asks for `/health`, so only the requests count.
 """
@@ -23,17 +23,17 @@ from bench_core_parts.frontend_cost import PlayedCore, request, until
 from bench_core_parts.scenarios import Figures
 
 PROMPT_WORDS = 100
-"""About as many tokens."""
+"""Words of the prompt: about as many tokens."""
 NUM_WARM_UP = 50
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 HEADERS = "".join([f"x-client-header-{number}: {'v' * 20}\r\n" for number in range(10)]).encode()
-"""Client libraries send about so many."""
+"""Headers as large as those that client libraries send."""
 CASES = [(kind, is_streamed, b"") for kind in ("completion", "chat") for is_streamed in (False, True)]
 CASES.append(("completion", False, HEADERS))
 
 
 def frontend_waiting(num_waiting: int) -> Figures:
-    """Return the bytes of private memory for each waiting request."""
+    """Return the bytes of private memory per waiting request."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with (

@@ -1,7 +1,7 @@
-"""Callers of an HTTP server, in a process of their own: many connections, each with one request.
+"""Clients of an HTTP server in a separate process: many connections, each with one request.
 
-Prints a line when every caller is served, as far as it can be: a stream has got its first event, any other call is
-sent. All callers leave at once when standard input ends.
+Prints a line when every client is served as far as possible: a stream has its first event, any other call is sent. All
+clients disconnect at once when standard input ends.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CONNECTED_AT_ONCE = 100
 
 @contextmanager
 def callers(port: int, count: int, body: dict) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start callers that all send the same body, and wait until they are served; they leave in the end."""
+    """Start clients that all send the same body, and wait until they are served; they disconnect on exit."""
     scripts = Path(__file__).parent.parent
     code = f"import sys; sys.path.insert(0, {str(scripts)!r}); import bench_core_parts.http_callers as c; c.main()"
     arguments = [str(port), str(count), json.dumps(body)]
@@ -37,10 +37,10 @@ def callers(port: int, count: int, body: dict) -> Iterator["subprocess.Popen[byt
 
 
 def main() -> None:
-    """Call, and stay until standard input ends."""
+    """Send the requests, and stay connected until standard input ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    os.nice(19)  # callers are on other machines: they must not take processor time from the server
+    os.nice(19)  # real clients are on other machines: these must not take processor time from the server
     asyncio.run(_call(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))
 
 

@@ -1,4 +1,4 @@
-"""`/health` of a real HTTP frontend over a core without a model, while streams run, requests wait, leave and die."""
+"""`/health` of a real HTTP frontend over a core without a model, while streams run and requests wait or end."""
 
 import time
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from bench_core_parts.scenarios import Figures, engine_sizes, p99
 
 PROMPT_LEN = 100
 PROMPTS_PER_CALL = 2
-"""Of the calls that wait: one process may not have as many connections as requests."""
+"""Prompts of each waiting call: one process may not have as many connections as requests."""
 STEP_S = 0.1
-"""What a step takes in the worker, so that streams get ten tokens a second each."""
+"""Seconds of a step in the worker, so that each stream gets ten tokens a second."""
 PHASE_S = 5.0
-"""Length of the phases in which nothing changes."""
+"""Seconds of each phase in which nothing changes."""
 
 
 def health(num_streams: int, num_waiting: int, num_lost: int) -> Figures:
-    """Return how long `/health` takes during each phase, and the processor time of the frontend beside it.
+    """Return the latency of `/health` and the frontend's processor time during each phase.
 
     Args:
-        num_streams: HTTP streams that run all the time.
-        num_waiting: requests over HTTP that come, wait and are aborted because their callers leave.
-        num_lost: waiting requests of another frontend, which dies.
+        num_streams: number of HTTP streams that run all the time.
+        num_waiting: number of HTTP requests that arrive, wait and are aborted because their clients disconnect.
+        num_lost: number of waiting requests of another frontend, which dies.
     """
     figures: Figures = {}
     with running_engine(STEP_S, **engine_sizes(num_streams, PROMPT_LEN)) as engine, ExitStack() as stack:

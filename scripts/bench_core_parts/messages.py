@@ -1,4 +1,4 @@
-"""Configurations and messages of the benchmark, built in one place: the only file that follows changes of the wire."""
+"""Configurations and messages of the benchmark: the only file here that depends on the wire format."""
 
 from array import array
 from typing import Any
@@ -25,7 +25,7 @@ TOKEN = 7
 """The token that the fake worker always samples."""
 
 FIRST_TOKEN = 1000
-"""Python keeps one object for each smaller integer up to 256, which would make a list of them look small."""
+"""First token of prompts. Python shares one object per integer up to 256, so lists of those would look small."""
 
 _TOKENS = array("i", [FIRST_TOKEN + index % 30_000 for index in range(100_000)])
 
@@ -58,7 +58,7 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
         eos_token_ids=[0],
     )
     base = resolve(EngineConfig(model=ModelConfig(model="none")), model, device="cpu", num_cores=1)
-    # A plan for each step: its price is what is measured.
+    # one plan per step, because the cost of a plan is measured
     unlimited = {
         "num_scheduler_steps": 1,
         "num_blocks_override": num_blocks,
@@ -78,7 +78,7 @@ def prompt_of(index: int, length: int, salt: int = 0) -> list[int]:
 
 
 def submission(request_id: str, prompt: list[int], max_tokens: int) -> Submit:
-    """Return a request that runs until it has `max_tokens` tokens."""
+    """Return a request that runs until it has generated `max_tokens` tokens."""
     return Submit(request_id, pack_ids(prompt), SamplingSpec(max_tokens=max_tokens, seed=0))
 
 

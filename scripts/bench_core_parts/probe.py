@@ -1,7 +1,7 @@
-"""How long a core or an HTTP server takes to answer: a process that asks again and again, and prints what it took.
+"""How long a core or an HTTP server takes to respond: a process that probes repeatedly and prints the times.
 
-A core is asked for its counters, and answers in the loop's next iteration. A server is asked for `/health`, over a new
-connection each time, as orchestrators do.
+A core is probed for its counters, and responds in the loop's next iteration. A server is probed for `/health`, over a
+new connection each time, like the probes of orchestrators.
 """
 
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 
 INTERVAL_S = 0.002
 HTTP_INTERVAL_S = 0.01
-"""Longer, so that probes are a small part of the server's work."""
+"""Seconds between probes of a server; longer than for a core, so that probes are a small part of its work."""
 
 
 @contextmanager
 def probing(address: str) -> Iterator[list[float]]:
-    """Probe the core or the `http://` server at an address meanwhile.
+    """Probe the core or the `http://` server at an address while the context lasts.
 
-    Afterwards the list holds the seconds that each answer took.
+    Afterwards the list holds the seconds of each response.
     """
     latencies: list[float] = []
     scripts = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def probing(address: str) -> Iterator[list[float]]:
 
 
 def main(address: str) -> None:
-    """Probe until a line comes on standard input."""
+    """Probe until a line arrives on standard input."""
     import select
 
     is_http = address.startswith("http")

@@ -52,7 +52,7 @@ def steps(num_running: int, waiting: Iterable[int], prompt_len: int, window_s: f
 
 
 def queue_ratio(num_running: int, num_waiting: int, window_s: float) -> Figures:
-    """Processor time of a step with a queue and without, of two cores in turns: noise affects both alike."""
+    """Processor time of a step with and without a queue. Two cores take turns, so that noise affects both alike."""
     sizes = engine_sizes(num_running, 100)
     values: dict[int, list[float]] = {0: [], num_waiting: []}
     with running_engine(**sizes) as empty, running_engine(**sizes) as full:
@@ -113,7 +113,7 @@ def _step(scheduler: Scheduler) -> None:
 
 
 def queue(count: int, prompt_len: int, num_aborts: int) -> Figures:
-    """Intake, memory and abort of waiting requests, without steps in between; and how long the loop stalls."""
+    """Intake, memory and abort of waiting requests, without steps in between; and the stalls of the loop."""
     name = f"{count} waiting, prompts of {prompt_len}"
     figures: Figures = {}
     with running_engine(**engine_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
@@ -126,7 +126,7 @@ def queue(count: int, prompt_len: int, num_aborts: int) -> Figures:
 
 
 def frontend_memory(count: int, prompt_len: int) -> Figures:
-    """Memory of a frontend's connection for requests that wait."""
+    """Memory of a frontend's connection for waiting requests."""
     with running_engine(**engine_sizes(1, max(prompt_len, LARGE_PROMPT))) as engine:
         _start_running(engine, 1, 100)
         with engine.worker_paused():
@@ -140,7 +140,7 @@ def frontend_memory(count: int, prompt_len: int) -> Figures:
 
 
 def flood(num_running: int) -> Figures:
-    """How long the loop stalls while large messages flood it between steps."""
+    """Stalls of the loop while large messages flood it between steps."""
     with running_engine(**engine_sizes(num_running, LARGE_PROMPT)) as engine:
         _start_running(engine, num_running, 100)
         attacker = Client(engine.address)
@@ -181,7 +181,7 @@ def _start_running(engine: Engine, count: int, prompt_len: int) -> None:
 
 
 def _us_per_step(engine: Engine, num_running: int, window_s: float) -> float:
-    """Return the median over several windows: other work on the machine slows some of them down."""
+    """Return the median over several windows, because other work on the machine slows some of them down."""
     client = engine.client
     stats, cpu_s = client.stats(), engine.process.cpu_s
     values = []
@@ -238,7 +238,7 @@ def _measure_loss(engine: Engine, name: str, count: int, figures: Figures) -> No
 
 
 def _probe_running(engine: Engine, meanwhile) -> list[float]:
-    """Probe while something happens and the running requests are read."""
+    """Probe while `meanwhile` runs and the events of running requests are read."""
     with probing(engine.address) as latencies:
         thread = threading.Thread(target=meanwhile)
         thread.start()

@@ -51,7 +51,7 @@ class CeilingMeter:
         """Build and load the library.
 
         Raises:
-            SystemExit: there is no C++ compiler, it does not compile, or there is no memory.
+            SystemExit: there is no C++ compiler, the library does not compile, or memory is short.
         """
         self._num_threads = num_threads
         with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ class CeilingMeter:
         )
 
     def probe(self) -> Ceilings:
-        """Return the same in a tenth of a second, because ceilings of a virtual machine change within minutes."""
+        """Measure the same within a tenth of a second, because ceilings of a virtual machine change within minutes."""
         threads = self._num_threads
         return Ceilings(
             read_bytes=self._library.read_rate(self._buffer, BUFFER_BYTES, threads, 4),
@@ -100,7 +100,7 @@ class CeilingMeter:
 
 
 def describe(ceilings: Ceilings) -> str:
-    """Return a line to print."""
+    """Return the ceilings as a line to print."""
     values = asdict(ceilings)
     return (
         f"{values['num_threads']} thread(s): read {values['read_bytes'] / 1e9:.1f} GB/s, "

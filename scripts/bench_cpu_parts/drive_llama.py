@@ -1,7 +1,7 @@
 """A session with llama.cpp's server, through its own completion endpoint; runs in octavo's Python.
 
-llama.cpp batches requests only in its server, so the server is used for one stream too: the cost of one HTTP request
-is negligible beside 256 tokens. Options: `command`, the server's, with its `port` in it.
+llama.cpp batches requests only in its server, so the server is used for one stream too: one HTTP request costs little
+compared with 256 tokens. Options: `command` of the server, which contains its `port`.
 """
 
 import http.client
@@ -15,7 +15,7 @@ from drive_loop import Generate, die_with_parent, run
 
 
 def load(options: dict[str, Any]) -> tuple[Generate, int]:
-    """Start a server; it ends with this process."""
+    """Start a server; it ends together with this process."""
     process = subprocess.Popen(options["command"], preexec_fn=die_with_parent)
     port = options["port"]
     while not _is_ready(port):

@@ -1,6 +1,6 @@
 """The child's side of a session: loads an engine, then serves the parent's requests, one line of JSON each.
 
-Runs in the engine's own Python, which has nothing of ours: the standard library only.
+Runs in the engine's own Python, without octavo's packages: the standard library only.
 
     argument    the engine's options, a JSON object
     output      {"engine_pid": its first process}, then {"elapsed_s": ..., "output_tokens": [...]} for each input

@@ -9,7 +9,7 @@ from octavo import LLM, SamplingParams
 
 
 def load(options: dict[str, Any]) -> tuple[Generate, int]:
-    """Start an engine; it ends with this process."""
+    """Start an engine; it ends together with this process."""
     llm = LLM(model=options["model"], **options["settings"])
 
     def generate(prompts: list[list[int]], max_tokens: list[int]) -> list[int]:

@@ -7,8 +7,8 @@ from drive_loop import Generate, run
 
 
 def load(options: dict[str, Any]) -> tuple[Generate, int]:
-    """Start an engine; it ends with this process."""
-    # Inside, because vLLM's child processes import this file again.
+    """Start an engine; it ends together with this process."""
+    # Imported here, because vLLM's child processes import this file again.
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=options["model"], disable_log_stats=True, **options["settings"])

@@ -1,7 +1,7 @@
 """How each engine is started: the commands of its sessions and servers, with their settings.
 
-Every engine gets all cores, 16-bit weights and arithmetic, two gigabytes for keys and values, and as many requests at
-once as it is sent. Where a setting made an engine faster on two cores, it has that setting. Starts nothing itself.
+Every engine gets all cores, 16-bit weights and arithmetic, two gigabytes for keys and values, and a batch size as large
+as the number of requests it is sent. Settings that made an engine faster on two cores are used. Starts nothing itself.
 """
 
 import json
@@ -33,7 +33,7 @@ class Command:
 
     words: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
-    """Added to this process's environment."""
+    """Variables added to this process's environment."""
 
 
 class Engine(Protocol):
@@ -44,20 +44,20 @@ class Engine(Protocol):
 
     @property
     def key(self) -> str:
-        """Its name on the command line and in the report."""
+        """Name on the command line and in the report."""
 
     @property
     def title(self) -> str:
-        """Its name in the table."""
+        """Name in the table."""
 
     def runs(self, model: ModelName) -> bool:
-        """Whether it takes part in this model's rows."""
+        """Return whether the engine takes part in this model's rows."""
 
     def session(self, model: ModelName, streams: Streams, port: int) -> Command:
         """Return the command of a session, see drive_loop.py."""
 
     def server(self, model: Path, port: int) -> Command | None:
-        """Return the command of its HTTP server for a directory in Hugging Face layout; None if it has none."""
+        """Return the command of its HTTP server for a directory in Hugging Face layout; `None` if it has no server."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Octavo:
 
     quantization: str | None = None
     has_int8_cache: bool = False
-    """Whether keys and values have 8 bits too."""
+    """Whether keys and values also have 8 bits."""
     engine_args: tuple[tuple[str, Any], ...] = ()
-    """Further settings of the engine, which it has beside one without them."""
+    """Further settings of the engine; a column without them is measured too."""
     is_split_by_streams: ClassVar[bool] = False
 
     @property
@@ -81,7 +81,7 @@ class Octavo:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Average bits of its quantization, scales and minimums included; `None`: those of the checkpoint."""
+        """Average bits per weight, scales and minimums included; `None` for the checkpoint's weights."""
         return None if self.quantization is None else {"int4": 5.0, "int8": 8.5}.get(self.quantization, 8.0)
 
     def _words(self) -> list[str]:
@@ -129,7 +129,7 @@ class LlamaCpp:
 
     binary: Path
     quantization: str | None = None
-    """Q8_0 or Q4_0: the counterparts of int8 and int4."""
+    """Type of blocks, Q8_0 or Q4_0, the counterparts of int8 and int4; `None` for the checkpoint's weights."""
     is_split_by_streams: ClassVar[bool] = True
 
     # Slots divide the cache equally, so this is the smallest number that suffices.
@@ -142,7 +142,7 @@ class LlamaCpp:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Bits of its blocks, scales included; `None`: those of the checkpoint."""
+        """Average bits per weight, scales included; `None` for the checkpoint's weights."""
         return {"Q8_0": 8.5, "Q4_0": 4.5}.get(self.quantization or "")
 
     @property
@@ -165,7 +165,7 @@ class LlamaCpp:
         context = MAX_MODEL_LEN if num_streams == 1 else num_streams * self.tokens_per_stream
         command = [str(self.binary), "--model", str(model), "--port", str(port), "--no-ui"]
         if self.quantization and "amx_tile" in Processor.read().features:
-            command.append("--no-repack")  # its products in tile registers end with a segmentation fault
+            command.append("--no-repack")  # its products in tile registers crash with a segmentation fault
         command += ["--parallel", str(num_streams), "--ctx-size", str(context), "--no-kv-unified"]
         return [*command, "--threads", str(len(os.sched_getaffinity(0)))]
 
@@ -198,7 +198,7 @@ class Vllm:
         return Command((*words, "--disable-uvicorn-access-log"), self.environment())
 
     def environment(self) -> tuple[tuple[str, str], ...]:
-        """Return what vLLM's processes need in their environment."""
+        """Return the variables that vLLM's processes need."""
         cores = sorted(os.sched_getaffinity(0))
         # vLLM requires Intel's OpenMP to be loaded first; its CPU build includes it.
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"

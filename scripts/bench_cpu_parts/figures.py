@@ -39,7 +39,7 @@ class Figure:
 
     value: float
     ceiling_share: float | None = None
-    """Share of the bound given by the machine's ceilings, measured right before and after."""
+    """Fraction of the bound given by the machine's ceilings, which are measured right before and after."""
     other_load: float | None = None
     """Cores used by other processes during the measurement."""
 
@@ -49,12 +49,12 @@ class Results:
     """All figures and failures."""
 
     figures: dict[str, dict[str, list[Figure | None]]] = field(default_factory=lambda: defaultdict(dict))
-    """Metric, engine, round."""
+    """Figures by metric, engine and round; `None` for a failed round."""
     metrics: dict[str, Metric] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
     def add(self, metric: Metric, engine: str, figure: Figure | None) -> None:
-        """Append a round's figure; None when it failed."""
+        """Append a round's figure; `None` if the round failed."""
         self.metrics[metric.key] = metric
         self.figures[metric.key].setdefault(engine, []).append(figure)
 
@@ -69,7 +69,7 @@ class Results:
         return statistics.median(values) if values else None
 
     def ceiling_share(self, metric: Metric, engine: str) -> float | None:
-        """Return the median share of the ceilings' bound; None if unknown."""
+        """Return the median fraction of the ceilings' bound; `None` if unknown."""
         figures = self.figures[metric.key].get(engine, [])
         shares = [figure.ceiling_share for figure in figures if figure and figure.ceiling_share]
         return statistics.median(shares) if shares else None

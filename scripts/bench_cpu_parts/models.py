@@ -19,7 +19,7 @@ ModelName = Literal["smollm2", "smollm2-q4_1", "qwen2.5-0.5b", "qwen3-moe", "gem
 
 
 def directory(name: ModelName) -> Path:
-    """Return the model in Hugging Face layout; for the 4-bit one, which has none, the bfloat16 one."""
+    """Return the model in Hugging Face layout; for the 4-bit model, which has none, the bfloat16 one."""
     return _bf16(name).directory
 
 
@@ -29,10 +29,10 @@ def gguf(name: ModelName) -> Path:
 
 
 def quantized_gguf(kind: str) -> Path:
-    """Return SmolLM2 as a GGUF file of this type of blocks, such as Q8_0, which `octavo quantize` writes.
+    """Return SmolLM2 as a GGUF file with blocks of this type, such as Q8_0, written by `octavo quantize`.
 
     Raises:
-        SystemExit: it cannot; the message has its last lines.
+        SystemExit: `octavo quantize` failed; the message has its last lines.
     """
     source = directory("smollm2")
     target = Env.read().cache_dir / "models" / f"{source.name}.{kind}.gguf"
@@ -62,7 +62,7 @@ def bits_per_weight(name: ModelName) -> float:
 def openvino(name: ModelName, python: Path) -> Path:
     """Return the model as OpenVINO's intermediate representation with 16-bit weights.
 
-    Blocks for about half a minute when it has to be converted, by optimum-intel in OpenVINO's Python.
+    Blocks for about half a minute if optimum-intel in OpenVINO's Python has to convert it.
 
     Raises:
         SystemExit: the conversion failed; the message has its last lines.

@@ -33,7 +33,7 @@ class Limits:
     row_s: float
     """Limit in seconds for one engine's measurement in one round."""
     is_processor_time: bool = False
-    """Rates are per second of processor time, of all processes of the engine."""
+    """Whether rates are per second of processor time of all processes of the engine."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class OfflineBench:
                 continue
             pids = processes.tree(session.engine_pid)
             memory_gb = processes.pss_bytes(pids) / 1e9
-            time.sleep(1.0)  # spinning threads have gone to sleep by now
+            time.sleep(1.0)  # by now spinning threads sleep
             before_s = processes.cpu_seconds(pids)
             time.sleep(IDLE_S)
             idle_percent = 100 * (processes.cpu_seconds(pids) - before_s) / IDLE_S
@@ -119,10 +119,10 @@ class OfflineBench:
         return {one.key: roofline.model_cost(config, own.get(one.key) or bits) for one in self.engines}
 
     def _session(self, engine: Engine, streams: Streams) -> Session:
-        """Return the engine's session, started if need be.
+        """Return the engine's session; start it if necessary.
 
         Raises:
-            EngineFailure: it cannot be started.
+            EngineFailure: the session cannot be started.
         """
         name = f"{engine.key}-{self.model}" + (f"-{streams}" if engine.is_split_by_streams else "")
         if name not in self._sessions:

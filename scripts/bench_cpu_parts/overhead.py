@@ -1,7 +1,7 @@
 """Runs the row for the cost of a request outside the model: each engine serves a model of 2 layers of width 64.
 
-scripts/bench_overhead makes the model and the load. It has a configuration and no weights, so the engines that can make
-random ones take part: octavo and vLLM, which know the same flags.
+scripts/bench_overhead makes the model and the load. The model has a configuration and no weights, so only engines that
+can make random weights take part: octavo and vLLM, which have the same flags.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from bench_cpu_parts.session import EngineFailure, free_port
 
 NUM_STREAMS = 200
 NUM_REQUESTS = 2000
-# They follow the engine's own flags, and the last value of a flag wins.
+# These follow the engine's own flags, and the last value of a flag wins.
 DUMMY_FLAGS = ("--load-format", "dummy", "--max-num-seqs", str(NUM_STREAMS), "--max-model-len", "2048")
 
 

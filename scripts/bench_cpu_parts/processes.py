@@ -14,7 +14,7 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
-# In /proc/PID/stat, counted from the state, which follows the name in parentheses.
+# Positions in /proc/PID/stat, counted from the state, which follows the name in parentheses.
 _STATE, _PARENT, _SESSION, _USER, _SYSTEM, _ENDED_USER, _ENDED_SYSTEM = 0, 1, 3, 11, 12, 13, 14
 
 
@@ -51,7 +51,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 class LoadOfOthers:
-    """The number of cores used by other processes than the given ones, since this was created."""
+    """Number of cores that processes other than the given ones have used since this object was created."""
 
     def __init__(self, roots: Iterable[int]) -> None:
         self._roots = list(roots)
@@ -59,7 +59,7 @@ class LoadOfOthers:
         self._busy_s, self._own_s = self._now()
 
     def cores(self) -> float:
-        """Return the number; 0 if nothing else ran."""
+        """Return the number of cores; 0 if nothing else ran."""
         busy_s, own_s = self._now()
         other_s = (busy_s - self._busy_s) - (own_s - self._own_s)
         return max(0.0, other_s / (time.monotonic() - self._started))
@@ -79,9 +79,9 @@ def send_signal(root: int, number: signal.Signals) -> None:
 
 
 def end(process: "subprocess.Popen[bytes]", grace_s: float = 10.0) -> None:
-    """End a process that leads a session of its own, and everything in that session: by force after the time given.
+    """End a process that leads its own session, and everything in that session: by force after `grace_s` seconds.
 
-    Returns when none of them runs any more.
+    Returns when none of these processes runs any more.
     """
     send_signal(process.pid, signal.SIGCONT)
     if process.poll() is None:

@@ -11,7 +11,7 @@ from typing import Any
 from bench_cpu_parts.ceilings import Ceilings
 from bench_cpu_parts.workloads import Workload
 
-_KV_BYTES = 2  # of a number in the cache: bfloat16 or float16
+_KV_BYTES = 2  # per number in the cache: bfloat16 or float16
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class ModelCost:
     kv_bytes: float
     """Bytes of one token in the cache."""
     is_quantized: bool
-    """Weights are multiplied as 8-bit integers, not as bfloat16."""
+    """Whether weights are multiplied as 8-bit integers rather than as bfloat16."""
 
 
 def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
     """Return the costs of a Llama, Qwen2 or Qwen3-MoE shape from its `config.json`.
 
-    Of a mixture of experts only those of one token count: a step reads at least these.
+    In a mixture of experts, only the experts of one token count: a step reads at least those.
     """
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -54,7 +54,7 @@ def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
 
 
 def least_seconds(cost: ModelCost, ceilings: Ceilings, workloads: Iterable[Workload]) -> float | None:
-    """Return the bound of workloads run in sequence; None if the machine's dot rate is unknown."""
+    """Return the bound of workloads run in sequence; `None` if the machine's dot rate is unknown."""
     dot_rate = ceilings.int8_ops if cost.is_quantized else ceilings.bf16_flops
     if not dot_rate:
         return None

@@ -19,7 +19,7 @@ class OfflineRow:
     model: ModelName = "smollm2"
     streams: Streams = "many"
     tokens: Callable[[Workload], int] = lambda workload: workload.output_tokens
-    """Which tokens count for the rate."""
+    """Returns the number of tokens that count for the rate."""
 
     @property
     def key(self) -> str:
@@ -118,7 +118,7 @@ IDLE = Metric(
     "idle processor time, 5 s",
     "% of a core",
     is_higher_better=False,
-    # The system counts hundredths of a second: one in five seconds is nothing.
+    # The system counts hundredths of a second: one of them in five seconds is noise.
     targets=(Target("absolute", 0.2),),
     digits=1,
 )
@@ -143,9 +143,9 @@ class HttpRow:
     key: str
     flags: tuple[str, ...]
     metrics: tuple[tuple[Metric, str, str | None], ...]
-    """A metric, and its key in bench_serve's report: the name, and the statistic if there are several."""
+    """Each metric with its key in bench_serve's report: the name, and the statistic if there are several."""
     workload: Workload | None
-    """The same in token counts, for the ceiling of requests per second; None if the arrival rate sets it."""
+    """The same requests in token counts, for the ceiling of requests per second; `None` if the arrival rate sets it."""
 
 
 _NUM_REQUESTS, _INPUT_LEN, _OUTPUT_LEN = 100, 128, 64
@@ -201,7 +201,7 @@ OVERHEAD = {
         "overhead.streamed", "  streamed", "requests/s", targets=(Target("vllm", 1.5, 3.0),)
     ),
 }
-"""scripts/bench_overhead's modes, and the metrics made of them."""
+"""Modes of scripts/bench_overhead, and the metrics made of them."""
 
 ALL_KEYS = (
     *(row.key for row in OFFLINE),

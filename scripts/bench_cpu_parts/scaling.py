@@ -1,6 +1,6 @@
 """How octavo's decode scales: with the number of requests at a short context, and with the context of one request.
 
-Each point is generated once for one token and once for all of them: the difference is decode, without the prompts.
+Each point is run once for one token and once for all tokens: the difference is decode, without the prompts.
 """
 
 import random
@@ -22,7 +22,7 @@ def run(engine: Octavo, limits: Limits, logs: Path) -> list[dict[str, Any]]:
     """Return a row for each point and print it.
 
     Raises:
-        EngineFailure: octavo cannot be started, or does not generate what it is asked to within the limit.
+        EngineFailure: octavo cannot be started, or does not generate the requested tokens within the limit.
     """
     points = [(batch, SHORT_CONTEXT) for batch in BATCHES] + [(1, context) for context in CONTEXTS]
     command = engine.session("smollm2", "many", free_port())

@@ -21,20 +21,20 @@ class Server(Program):
     """A server on a port of this machine."""
 
     def __init__(self, command: Command, log: Path, port: int) -> None:
-        """Start it; does not wait until it is ready."""
+        """Start the server; do not wait until it is ready."""
         super().__init__(command, log)
         self._port = port
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """Base URL of the server."""
         return f"http://127.0.0.1:{self._port}"
 
     def wait_until_ready(self, limit_s: float) -> None:
-        """Wait until its health check succeeds.
+        """Wait until the server's health check succeeds.
 
         Raises:
-            EngineFailure: it did not within `limit_s` seconds, or has ended.
+            EngineFailure: the check did not succeed within `limit_s` seconds, or the server has exited.
         """
         while True:
             if self.process.poll() is not None:
@@ -45,14 +45,14 @@ class Server(Program):
                 if self._ask("GET", "/health")[0] == 200:
                     return
             except OSError:
-                pass  # it does not listen yet
+                pass  # the server does not listen yet
             time.sleep(POLL_S)
 
     def first_token(self, model: str) -> None:
         """Wait for one token of a short prompt.
 
         Raises:
-            EngineFailure: it answered with an error.
+            EngineFailure: the server responded with an error.
         """
         rng = random.Random(0)
         body = {"model": model, "prompt": [rng.randint(300, 30_000) for _ in range(8)], "max_tokens": 1}
@@ -78,7 +78,7 @@ def run_script(name: str, flags: list[str], limit_s: float) -> dict[str, Any]:
     """Run a benchmark of this folder and return the report that it writes.
 
     Raises:
-        EngineFailure: it failed, or took longer than the limit.
+        EngineFailure: the benchmark failed, or took longer than the limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"

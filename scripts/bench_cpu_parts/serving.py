@@ -101,7 +101,7 @@ class ServingBench:
     def _start(self, engine: Engine) -> float:
         """Start the engine's server, keep it, and return the seconds to its first token.
 
-        One without a server is started as a session, and ended.
+        An engine without a server is started as a session, and ended.
         """
         directory, port = models.directory("smollm2"), free_port()
         log = self.logs / f"{engine.key}-server.log"

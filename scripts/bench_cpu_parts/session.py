@@ -35,10 +35,10 @@ def free_port() -> int:
 
 
 class Program:
-    """A program with its own log and session; while it is paused, none of its processes runs."""
+    """A program with its own log and session; while it is suspended, none of its processes runs."""
 
     speaks = False
-    """Whether its standard output is read, not logged."""
+    """Whether its standard output is read rather than logged."""
 
     def __init__(self, command: Command, log: Path) -> None:
         self._log = log
@@ -64,15 +64,15 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The first of its processes."""
+        """Process id of the first process."""
         return self.process.pid
 
     def rest(self) -> None:
-        """Stop all its processes, so that they do not disturb the measured engine."""
+        """Suspend all its processes, so that they do not disturb the measured engine."""
         processes.send_signal(self.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Resume them."""
+        """Resume all its processes."""
         processes.send_signal(self.pid, signal.SIGCONT)
 
     def failure(self, what: str) -> EngineFailure:
@@ -94,10 +94,10 @@ class Conversation(Program):
     speaks = True
 
     def __init__(self, command: Command, log: Path, start_limit_s: float) -> None:
-        """Start it and wait for its first line.
+        """Start the program and wait for its first line.
 
         Raises:
-            EngineFailure: there is none, after so many seconds.
+            EngineFailure: no line arrives within `start_limit_s` seconds.
         """
         super().__init__(command, log)
         self._pending = b""
@@ -108,10 +108,10 @@ class Conversation(Program):
             raise
 
     def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Return its answer.
+        """Send a job and return the program's answer.
 
         Raises:
-            EngineFailure: there is none, after so many seconds.
+            EngineFailure: no answer arrives within `limit_s` seconds.
         """
         assert self.process.stdin
         try:
@@ -142,14 +142,14 @@ class Session(Conversation):
 
     @property
     def engine_pid(self) -> int:
-        """The first of the engine's processes."""
+        """Process id of the engine's first process."""
         return int(self.greeting["engine_pid"])
 
     def generate(self, workload: Workload, limit_s: float) -> float:
-        """Return the seconds that it took to generate all of it.
+        """Generate all of a workload; return the seconds that it took.
 
         Raises:
-            EngineFailure: it took longer than the limit, or something else came out.
+            EngineFailure: it took longer than the limit, or the number of tokens is wrong.
         """
         reply = self.ask({"prompts": workload.prompts, "max_tokens": workload.max_tokens}, limit_s)
         if reply["output_tokens"] != workload.max_tokens:
@@ -158,6 +158,6 @@ class Session(Conversation):
 
 
 def close_all(programs: Iterable[Program]) -> None:
-    """End all of them, even if ending one fails."""
+    """End all programs, even if ending one of them fails."""
     for program in programs:
         program.close()

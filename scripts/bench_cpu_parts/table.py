@@ -10,7 +10,7 @@ _SIGNS = {True: "≥", False: "≤"}
 def table(results: Results, titles: Mapping[str, str]) -> str:
     """Return the table; `titles` names the engines and gives their order.
 
-    A cell is the median over the rounds, (smallest to largest), and the median share of what the ceilings allow.
+    A cell is the median over the rounds, (smallest to largest), and the median fraction of the ceilings' bound.
     """
     measured = {engine for figures in results.figures.values() for engine in figures}
     engines = [engine for engine in titles if engine in measured]

@@ -1,6 +1,6 @@
 """The time of one run and its division: each section has a limit, and a minimum is reserved for later sections.
 
-Measures no device. What had to be left out is noted, so that no table looks complete that is not.
+Measures no device. Skipped measurements are recorded, so that an incomplete table does not look complete.
 """
 
 import time
@@ -14,7 +14,7 @@ class Share:
 
     most_s: float
     least_s: float
-    """Reserved for it by earlier sections."""
+    """Seconds that earlier sections reserve for this one."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Slot:
     left_out: list[str]
 
     def left_s(self) -> float:
-        """Return the seconds until the section has to end."""
+        """Return the seconds left until the section has to end."""
         return max(0.0, self.ends_at - self.clock())
 
     def allows(self, what: str, needed_s: float) -> bool:

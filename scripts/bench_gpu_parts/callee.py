@@ -1,4 +1,4 @@
-"""A process whose functions are called: JSON lines in, JSON lines out. Knows nothing of GPUs, and imports little.
+"""A process that serves function calls: JSON lines in, JSON lines out. Independent of GPUs; imports little.
 
 output      a greeting, {}, then {"result": ...} or {"error": the end of a traceback} for each input
 input       {"call": name, "arguments": {...}}; its end is the end of the process

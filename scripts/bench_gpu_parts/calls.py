@@ -6,13 +6,13 @@ from bench_cpu_parts.session import Conversation
 
 
 class Calls(Conversation):
-    """A process whose functions are called."""
+    """A process that serves function calls."""
 
     def call(self, name: str, limit_s: float, /, **arguments: Any) -> Any:
-        """Return what the function of that name returns there.
+        """Call a function in the process and return its result.
 
         Raises:
-            EngineFailure: it raised, or took longer than the limit.
+            EngineFailure: the function raised, or took longer than the limit.
         """
         reply = self.ask({"call": name, "arguments": arguments}, limit_s)
         if "error" in reply:

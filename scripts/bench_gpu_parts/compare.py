@@ -1,4 +1,4 @@
-"""Compares a run with the last recorded one: which figures changed, and by how much."""
+"""Compares a run with the last recorded run: which figures changed, and by how much."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 from bench_cpu_parts.figures import Results
 
 NOTABLE = 0.02
-"""Smaller changes are noise."""
+"""Smallest relative change that is reported; smaller ones are noise."""
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """Return a recorded report; None where there is none."""
+    """Return a recorded report; `None` if there is none."""
     if not path.exists():
         return None
     report: dict[str, Any] = json.loads(path.read_text())

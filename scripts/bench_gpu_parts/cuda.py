@@ -29,14 +29,14 @@ START_LIMIT_S = 60.0
 STEP_LIMIT_S = 60.0
 WRITE_LIMIT_S = 60.0
 SHARED_WEIGHTS: ShapeName = "Qwen3-0.6B"
-"""The shape that several engines compute with, so that its weights are written to a file."""
+"""Shape that several engines are measured with: its weights are written to a file."""
 
 
 class CudaGpu:
     """See `Gpu`.
 
     Args:
-        logs: where the processes' logs go, and the models.
+        logs: directory for the logs of the processes and for the models.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -86,7 +86,7 @@ class CudaGpu:
             yield CudaSteps(calls)
 
     def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:
-        """See `Gpu`; the engine's processes end with the one that asks it."""
+        """See `Gpu`; the engine's processes end together with the process that calls it."""
         self.close()
         model = write_model(SHAPES[shape], self._logs / f"{shape}-served")
         traces = self._logs / f"traces-{shape}"
@@ -125,7 +125,7 @@ class CudaGpu:
             yield CudaEngine(session)
 
     def close(self) -> None:
-        """End the process of the kernels to free its memory; it is started again when it is needed."""
+        """End the process that runs kernels, to free its memory; it is started again when needed."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None
@@ -141,7 +141,7 @@ class CudaGpu:
         return self._facts[fact]
 
     def _model(self, shape: ShapeName) -> Path:
-        """Return the model's directory; of one that engines are compared with, with weights, if they can be written."""
+        """Return the model's directory, with weights if engines are compared with it and weights can be written."""
         model = self._logs / shape
         if shape != SHARED_WEIGHTS:
             return write_model(SHAPES[shape], model)
@@ -186,7 +186,7 @@ class CudaEngine:
 
 
 def _driver(name: str, *arguments: str) -> Command:
-    # Its folder must not be first on the path: NVIDIA has a package named `cuda`.
+    # The package's folder must not be first on the path: NVIDIA has a package named `cuda`.
     return Command((sys.executable, "-P", str(PARTS / f"drive_{name}.py"), *arguments), _environment())
 
 

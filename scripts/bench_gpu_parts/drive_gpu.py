@@ -1,4 +1,4 @@
-"""The process that touches the GPU for `cuda.CudaGpu`: ceilings, attention alone, and steps of a model in process."""
+"""The process that uses the GPU for `cuda.CudaGpu`: ceilings, attention alone, and steps of a model in process."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ _runners: list[StepRunner] = []
 
 
 def facts() -> dict[str, Any]:
-    """Return the GPU's name and memory, and what computes on it."""
+    """Return the GPU's name and memory, and the versions of the software on it."""
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, triton {triton.__version__}"
     _, total_bytes = torch.cuda.mem_get_info()
     return {"name": f"{torch.cuda.get_device_name()}, {versions}", "total_bytes": total_bytes}
@@ -37,7 +37,7 @@ def quantized_layer(name: QuantizedName, num_rows: int) -> float:
 
 
 def open_steps(model: str, max_tokens: int, max_batch: int, settings: dict[str, Any]) -> None:
-    """Load the model whose steps are measured."""
+    """Load the model for measurements of steps."""
     _runners.append(StepRunner(model, "cuda", max_tokens=max_tokens, max_batch=max_batch, settings=settings))
 
 
@@ -54,7 +54,7 @@ def mixed_step(batch: int, context: int, chunk: int) -> tuple[float, float | Non
 
 
 def serve_load(model: str, settings: dict[str, Any], load: dict[str, Any], traces: str) -> dict[str, Any]:
-    """Return latencies and throughput of a load, and the GPU's idle share."""
+    """Return latencies and throughput of a load, and the fraction of time in which the GPU is idle."""
     found = asyncio.run(serving.measure(Path(model), settings, Load(**load), Path(traces)))
     return {
         "output_tokens_per_s": found["output_tokens_per_s"],

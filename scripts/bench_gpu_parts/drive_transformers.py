@@ -17,14 +17,14 @@ RESULT_WAIT_S = 1.0
 
 
 def write_weights(directory: Path) -> None:
-    """Write random weights in bfloat16 beside the model's configuration."""
+    """Write random weights in bfloat16 next to the model's configuration."""
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.bfloat16)
     model.save_pretrained(directory)
 
 
 def load(options: dict[str, Any]) -> tuple[Generate, int]:
-    """Load the model and start its batching; it ends with this process."""
+    """Load the model and start its batching; it ends together with this process."""
     sampling = {"do_sample": options["temperature"] > 0}
     if sampling["do_sample"]:
         sampling["temperature"] = options["temperature"]

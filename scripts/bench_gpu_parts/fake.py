@@ -26,7 +26,7 @@ class FakeGpu:
     """See `octavo`'s `Gpu`: every answer follows from the ceilings of an H200.
 
     Args:
-        failing: engines and kernels that fail.
+        failing: names of engines and kernels that fail.
     """
 
     def __init__(self, failing: frozenset[str] = frozenset()) -> None:
@@ -41,7 +41,7 @@ class FakeGpu:
         return 141 * 10**9
 
     def ceilings(self, limit_s: float) -> GpuCeilings:
-        """Return those of an H200."""
+        """Return the ceilings of an H200."""
         return H200
 
     def attention(self, kernel: KernelName, case: AttentionCase, limit_s: float) -> float:
@@ -66,7 +66,7 @@ class FakeGpu:
         yield FakeSteps(cost_of(shape) if shape else None, self._slowness("octavo"))
 
     def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:
-        """Return the rate at which the requests arrive, and gaps of a multiple of the bound."""
+        """Return the arrival rate of the requests as throughput, and gaps that are a multiple of the bound."""
         step_s = self._slowness("octavo") * roofline.decode_seconds(cost_of(shape), H200, 64, load.input_len)
         return ServedLoad(load.rate * load.output_len, 20 * step_s, step_s, 3 * step_s, IDLE_SHARE)
 

@@ -91,7 +91,7 @@ def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
 
 
 def _sdpa(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
-    """Return the faster of torch's two; whole keys and values, not paged ones."""
+    """Return the faster of torch's two kernels; keys and values are contiguous, not paged."""
     queries, kv = _dense(case, num_layers)
 
     def attend(backend: SDPBackend) -> Callable[[int], Tensor]:

@@ -30,7 +30,7 @@ TITLES = {
     "sglang-triton": "SGLang, Triton (published)",
     "sglang-deterministic": "SGLang, deterministic (published)",
 }
-"""All columns of the table, in their order."""
+"""All columns of the table, in order."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class AttentionCase:
     num_kv_heads: int = 8
     head_dim: int = 128
     num_shared: int = 0
-    """Keys that all requests share, in whole blocks."""
+    """Number of keys that all requests share, in complete blocks."""
     key_value_dim: int | None = None
-    """Latent attention: values are the beginnings of keys, this many numbers."""
+    """Dimension of values in latent attention, where they are prefixes of the keys; `None` for other attention."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Times of one step among others of its kind, in seconds."""
+    """Times of a step in seconds, in a sequence of steps of its kind."""
 
     step_s: float
     busy_s: float | None = None
-    """How long the GPU computed in it; None where that was not asked."""
+    """Time in which the GPU computed; `None` if it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class ServedLoad:
     itl_median_s: float
     itl_p99_s: float
     idle_share: float
-    """Share of the time in which the engine was busy and the GPU computed nothing."""
+    """Fraction of the time with a busy engine in which the GPU computed nothing."""
 
 
 class Steps(Protocol):
-    """A model whose steps are run without a core and a frontend."""
+    """A model that runs steps without a core and a frontend."""
 
     def step(
         self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
@@ -90,20 +90,20 @@ class Engine(Protocol):
     """An engine that generates."""
 
     def generate(self, workload: Workload, limit_s: float) -> float:
-        """Return the seconds that it took to generate all of it."""
+        """Generate all of a workload; return the seconds that it took."""
 
 
 class Gpu(Protocol):
-    """The GPU and what runs on it; every call raises `EngineFailure` when it fails or takes too long."""
+    """The GPU and its programs; every call raises `EngineFailure` if it fails or takes too long."""
 
     def name(self) -> str:
-        """Return the model of the GPU, and the versions that matter."""
+        """Return the name of the GPU, and the relevant versions."""
 
     def total_bytes(self) -> int:
-        """Return the size of its memory."""
+        """Return the size of the GPU's memory in bytes."""
 
     def ceilings(self, limit_s: float) -> GpuCeilings:
-        """Measure what it can do."""
+        """Measure the GPU's ceilings."""
 
     def attention(self, kernel: KernelName, case: AttentionCase, limit_s: float) -> float:
         """Return the seconds of one layer's attention."""
@@ -114,9 +114,9 @@ class Gpu(Protocol):
     def steps(
         self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, cache_dtype: str = "auto"
     ) -> AbstractContextManager[Steps]:
-        """Load a model with random weights; None: one that computes next to nothing.
+        """Load a model with random weights; `None` for one that computes next to nothing.
 
-        `max_tokens` are those in the cache of all `max_batch` requests together; `cache_dtype` is `--kv-cache-dtype`.
+        `max_tokens` is the cache capacity for all `max_batch` requests together; `cache_dtype` is `--kv-cache-dtype`.
         """
 
     def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:

@@ -14,16 +14,16 @@ class Mixture:
     top_k: int
     width: int
     inner: int
-    """Of the activation of one expert."""
+    """Width of the activation of one expert."""
     has_bias: bool = False
-    """Of gates, ups and downs; the activation is clamped then (GPT-OSS)."""
+    """Whether gates, ups and downs have biases; the activation is clamped then (GPT-OSS)."""
 
     def weight_bytes(self) -> int:
-        """Return the bytes of one expert, in 16 bits."""
+        """Return the bytes of the weights of one expert, in 16 bits."""
         return 2 * 3 * self.width * self.inner
 
     def flops(self, num_tokens: int) -> float:
-        """Return the operations of a step."""
+        """Return the operations of a step with `num_tokens` tokens."""
         return 2.0 * 3 * self.width * self.inner * self.top_k * num_tokens
 
 

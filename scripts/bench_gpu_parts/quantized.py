@@ -10,36 +10,36 @@ QuantizedName = Literal["GPTQ", "Q4_K", "mxfp4", "Q8_0", "w8a16", "block fp8 of 
 ROWS = (1, 16, 64, 2048, 8192)
 MODEL: ShapeName = "Llama-3.1-8B"
 LAYER = ("qkv", "out", "gate_up", "down")
-"""The products of a layer."""
+"""Names of the products of a layer."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A packed form; see `octavo.kernels.linear.gpu_quantized_layout`."""
+    """A packed format; see `octavo.kernels.linear.gpu_quantized_layout`."""
 
     kind: Literal["u4", "e2m1", "u8", "e4m3", "s8", "f8"]
     group_size: int
-    """0: one scale per output."""
+    """Inputs that share a scale; 0: one scale per output."""
     other: Literal["none", "shift", "minimum"]
     scale_type: Literal["bfloat16", "float16", "float32"]
     loop_instructions: tuple[float, float]
     """Instructions of a warp on Hopper for one block of inputs, counted in machine code: in a tile of 16 rows, where an
     iteration of most formats multiplies two blocks, and in the largest tile."""
     end_instructions: tuple[int, int]
-    """Outside of the loop over inputs, of a tile of 16 rows: of each program, and of the last one of a tile."""
+    """Instructions outside of the loop over inputs, in a tile of 16 rows: of each program, and of its last one."""
 
     @property
     def code_bits(self) -> int:
-        """Of a weight."""
+        """Bits of a weight."""
         return 4 if self.kind in ("u4", "e2m1") else 8
 
     @property
     def scale_bytes(self) -> float:
-        """Of a group: a word has the scales of two groups if they have nothing beside them."""
+        """Bytes of a group's scale, with its offset if there is one; two bare 16-bit scales share a word."""
         return 4.0 if self.other != "none" or self.scale_type == "float32" else 2.0
 
     def weight_bytes(self, num_outputs: int, num_inputs: int) -> float:
-        """Return the bytes of a weight."""
+        """Return the bytes of a weight matrix."""
         num_groups = num_inputs / self.group_size if self.group_size else 1
         return num_outputs * (num_inputs * self.code_bits / 8 + num_groups * self.scale_bytes)
 

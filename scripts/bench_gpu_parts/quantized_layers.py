@@ -11,12 +11,12 @@ from octavo.kernels.linear.gpu_quantized import QuantizedProduct
 from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, chunks_of, units_of
 
 LEAST_S = 0.05
-"""Minimum time of one measurement."""
+"""Minimum time of one measurement in seconds."""
 _WORD_TYPES = {"s8": torch.int8, "f8": torch.float8_e4m3fn}
 
 
 def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: torch.device) -> GpuQuantizedWeight:
-    """Return a weight: random codes, and scales of 2^-7, or nothing at all on "meta"."""
+    """Return a weight with random codes and scales of 2^-7, or without contents on "meta"."""
     form = FORMATS[name]
     kind, group_size = form.kind, form.group_size
     chunk, num_chunks = chunks_of(kind, group_size)
@@ -32,7 +32,7 @@ def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: to
         codes = torch.empty(words, dtype=word_type, device=device)
     else:
         num_bytes = (*words[:3], chunk * word_type.itemsize)
-        # Without the codes of float8 that are no numbers.
+        # Without the float8 codes that are NaN.
         codes = torch.randint(0, 120 if kind == "f8" else 256, num_bytes, dtype=torch.uint8, device=device)
         codes = codes.view(word_type)
     return GpuQuantizedWeight(
@@ -64,7 +64,7 @@ def product_of(name: QuantizedName, num_outputs: int, num_inputs: int) -> Quanti
 
 
 class Layer:
-    """The products of a layer of the model, several times: together they are larger than the cache."""
+    """The products of a layer of the model, in several copies, which together are larger than the cache."""
 
     def __init__(self, name: QuantizedName) -> None:
         shapes = weight_shapes(SHAPES[MODEL])
@@ -73,11 +73,11 @@ class Layer:
         self.copies = [[product_of(name, *shape) for shape in self.shapes] for _ in range(num_copies(int(num_bytes)))]
 
     def rows(self, num_rows: int) -> list[Tensor]:
-        """Return the rows of each product."""
+        """Return the inputs of each product."""
         return [normal(num_rows, num_inputs) for _, num_inputs in self.shapes]
 
     def seconds(self, num_rows: int) -> float:
-        """Return the time of all products once."""
+        """Return the time of each product once, in seconds, added up."""
         rows = self.rows(num_rows)
 
         def run(copy: int) -> Tensor:

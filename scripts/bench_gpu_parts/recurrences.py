@@ -12,21 +12,21 @@ class Recurrence:
 
     num_heads: int
     num_rows: int
-    """Of the state of a head: sums run down them."""
+    """Rows of the state of a head: sums run down them."""
     num_columns: int
     channels: int
-    """Of the convolution."""
+    """Channels of the convolution."""
     is_delta_rule: bool
     conv_width: int = 4
 
     @property
     def state_bytes(self) -> int:
-        """Of a request."""
+        """Bytes of the state of a request."""
         return 4 * self.num_heads * self.num_rows * self.num_columns
 
     @property
     def conv_state_bytes(self) -> int:
-        """Of a request."""
+        """Bytes of the convolution's state of a request."""
         return 4 * (self.conv_width - 1) * self.channels
 
 
@@ -38,4 +38,4 @@ TINY: dict[bool, Recurrence] = {
     False: Recurrence(2, 16, 8, 48, is_delta_rule=False),
     True: Recurrence(2, 8, 16, 64, is_delta_rule=True),
 }
-"""For dry runs, by whether it is a delta rule."""
+"""Recurrences for dry runs, by whether the recurrence is a delta rule."""

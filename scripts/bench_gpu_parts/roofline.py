@@ -1,7 +1,7 @@
 """The minimum time of a step or workload, computed from a GPU's ceilings.
 
-In a step all weights are read once and every token is multiplied with all of them, whichever takes longer; then each
-request's keys and values are read, or multiplied with its queries. Norms, activations and sampling are left out.
+In a step all weights are read once and every token is multiplied with all of them; the longer of the two counts. Then
+each request's keys and values are read, or multiplied with its queries. Norms, activations and sampling are left out.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def decode_seconds(cost: ModelCost, ceilings: GpuCeilings, batch: int, context: 
 
 
 def prefill_seconds(cost: ModelCost, ceilings: GpuCeilings, num_tokens: int) -> float:
-    """Return the minimum time of a step over a whole prompt."""
+    """Return the minimum time of a step over a complete prompt."""
     attention = cost.attention_flops * num_tokens * (num_tokens + 1) / 2
     return _products_seconds(cost, ceilings, num_tokens, num_sampled=1) + attention / ceilings.matrix_flops
 
@@ -57,7 +57,7 @@ def workload_seconds(cost: ModelCost, ceilings: GpuCeilings, workload: Workload)
 
 
 def quantized_seconds(ceilings: GpuCeilings, name: QuantizedName, num_rows: int) -> float:
-    """Return the bound of a layer's products with quantized weights; those of 8-bit numbers have twice the rate."""
+    """Return the bound of a layer's products with quantized weights; 8-bit numbers are multiplied at twice the rate."""
     form, shapes = FORMATS[name], weight_shapes(SHAPES[MODEL])
     matrix_flops = ceilings.matrix_flops * (2 if form.kind in ("s8", "f8") else 1)
     return sum(
@@ -77,7 +77,7 @@ def decode_attention_seconds(
 
 
 def prefill_attention_seconds(ceilings: GpuCeilings, num_tokens: int, num_heads: int, head_dim: int) -> float:
-    """Return the bound of one layer's causal attention over a whole prompt."""
+    """Return the bound of one layer's causal attention over a complete prompt."""
     return 4 * num_heads * head_dim * num_tokens * (num_tokens + 1) / 2 / ceilings.matrix_flops
 
 

@@ -1,4 +1,4 @@
-"""What is measured, section by section, and the targets (issue 6). `machine` defines the measurements."""
+"""The measurements, section by section, and the targets (issue 6). `machine` defines their interface."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ BATCHES = (1, 8, 64, 256)
 CONTEXTS = (1024, 8192)
 PREFILL_TOKENS = 8192
 MAIN_CASE = (64, 1024)
-"""The decode that is also measured with top-k and top-p, and in mixed steps."""
+"""Requests and context of the decode that is also measured with top-k and top-p, and in mixed steps."""
 CHUNK_TOKENS = 512
 FILTERED = {"top_k": 20, "top_p": 0.95}
-"""The defaults of Qwen3's generation config."""
+"""Sampling defaults of Qwen3's generation config."""
 SERVED = workloads.Load(256, 1024, 128, 32.0, 30_000, {"temperature": 0.6, **FILTERED})
 START_S = 25.0
-"""Start of a process with a model of 8 B random weights."""
+"""Seconds to start a process with a model of 8 B random weights."""
 STEP_CASE_S = 4.0
 ATTENTION_CASE_S = 3.0
 QUANTIZED_CASE_S = 1.5
 QUANTIZED_ROWS = (16, 2048)
 MEMORY_SHARE = 0.88
-"""Share of the GPU's memory for weights and cache together."""
+"""Fraction of the GPU's memory for weights and cache together."""
 
 _DECODE_TARGETS = {("Llama-3.1-8B", 64, 1024): (Target("ceiling", 0.85),)}
 _IDLE = Metric("idle", "GPU idle in decode, Llama-3.1-8B, 64 x 1k", "%", False, (Target("absolute", 5.0),), 1)
@@ -53,17 +53,17 @@ class Run:
     gpu: Gpu
     results: Results
     quick: bool = False
-    """Only the largest and the smallest cases."""
+    """Whether only the largest and the smallest cases are measured."""
     limits: GpuCeilings | None = None
     """The result of the first section."""
     on_change: Callable[[], None] = lambda: None
-    """Called after every figure and failure, to write the report."""
+    """Called after every figure and failure; writes the report."""
 
     def ceilings(self) -> GpuCeilings:
         """Return the measured ceilings.
 
         Raises:
-            EngineFailure: they could not be measured.
+            EngineFailure: the ceilings could not be measured.
         """
         if self.limits is None:
             raise EngineFailure("the ceilings of the GPU are not known")
@@ -77,7 +77,7 @@ class Run:
         self.on_change()
 
     def attempt(self, metric: Metric, column: str, measure: Callable[[], None]) -> None:
-        """Measure, and record a failure for this cell."""
+        """Run a measurement; record a failure for its cell."""
         try:
             measure()
         except EngineFailure as error:
@@ -87,9 +87,9 @@ class Run:
 
 
 def cost_of(shape: ShapeName, num_tokens: int = 1) -> ModelCost:
-    """Return what a shape costs in 16 bits, in a step of so many tokens.
+    """Return the cost of a shape in 16 bits, in a step of `num_tokens` tokens.
 
-    Of a mixture of experts those count whose weights the step reads, if its tokens are routed at random.
+    In a mixture of experts, the experts whose weights the step reads count; tokens are routed at random.
     """
     config = SHAPES[shape]
     cost = model_cost(config, 16)
@@ -140,7 +140,7 @@ def _decode_over_cache(run: Run, slot: Slot, dtype: str, share: float) -> None:
 
 
 def measure_served(run: Run, slot: Slot) -> None:
-    """Measure requests that arrive at random: latencies, and how long the GPU is idle."""
+    """Measure requests that arrive at random: latencies, and the fraction of time in which the GPU is idle."""
     shapes: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
     for shape in shapes[:1] if run.quick else shapes:
         title = f"{shape}, {SERVED.num_requests} requests, {SERVED.rate:.0f} per second"
@@ -267,7 +267,7 @@ SECTIONS = (
     Section("8b", measure_eight_b, Share(130, 85)),
 )
 TOTAL_S = 480.0
-"""The limit of one call on a shared machine is ten minutes, and it begins with an installation."""
+"""Time limit of a run in seconds: a call on a shared machine lasts ten minutes at most, installation included."""
 
 
 def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
@@ -328,7 +328,7 @@ def _decode(run: Run, steps: Steps, shape: ShapeName, batch: int, context: int) 
 
 
 def _mixed(run: Run, steps: Steps, shape: ShapeName) -> None:
-    """Measure decodes beside a prompt chunk, and how long the GPU waits for the host."""
+    """Measure decodes together with a prompt chunk, and the GPU's wait for the host."""
     batch, context = MAIN_CASE
     name = f"{shape}, {batch} x {context} and a chunk of {CHUNK_TOKENS}"
     time = steps.mixed_step(batch, context, CHUNK_TOKENS)
@@ -368,7 +368,7 @@ def _attention_of(run: Run, slot: Slot, kernel: KernelName, case: AttentionCase)
 def _generate(
     run: Run, slot: Slot, name: EngineName, shape: ShapeName, workload: Workload, metric: Metric, temperature: float
 ) -> float | None:
-    """Return the seconds of a run that follows a small warm-up; None if it failed."""
+    """Return the seconds of a run after a small warm-up run; `None` if it failed."""
     max_model_len = max(map(len, workload.prompts)) + max(workload.max_tokens) + 8
     try:
         with run.gpu.engine(

@@ -15,17 +15,17 @@ from bench_gpu_parts.workloads import Load, arrivals
 from octavo import AsyncClient, SamplingParams
 
 PROFILE_S = 0.5
-"""Length of the trace in the middle of a run; a second is about ten megabytes."""
+"""Seconds of the trace in the middle of a run; a second is about ten megabytes."""
 
 
 async def measure(model: Path, settings: dict[str, Any], load: Load, traces: Path | None) -> dict[str, Any]:
-    """Return latencies and throughput of a load, after a small one that warms the engine up.
+    """Return latencies and throughput of a load, after a small warm-up load.
 
     Args:
-        model: its directory.
-        settings: of the engine.
+        model: directory of the model.
+        settings: settings of the engine.
         load: the requests.
-        traces: directory for the worker's trace, for `idle_share`; None: no trace is recorded.
+        traces: directory for the worker's trace, for `idle_share`; `None` to record no trace.
     """
     async with AsyncClient.launch(str(model), **settings) as client:
         await _run(client, Load(16, load.input_len, 8, 1e3, load.max_token_id, load.sampling), seed=1)
@@ -45,7 +45,7 @@ async def measure(model: Path, settings: dict[str, Any], load: Load, traces: Pat
 
 
 async def _run(client: AsyncClient, load: Load, seed: int) -> list[list[float]]:
-    """Return for each request when it was sent and when each of its outputs came."""
+    """Return for each request the times at which it was sent and at which each of its outputs arrived."""
     rng = random.Random(seed)
     params = SamplingParams(
         max_tokens=load.output_len, ignore_eos=True, detokenize=False, stream_interval=1, **load.sampling
@@ -75,7 +75,7 @@ async def _record(client: AsyncClient, traces: Path, load: Load) -> None:
 
 
 def idle_share(traces: Path) -> float:
-    """Return the share of the time between the first and the last kernel of the only trace in which none ran.
+    """Return the idle fraction of the time between the first and the last kernel of the only trace.
 
     Raises:
         ValueError: the trace has no kernels: the worker computed on a CPU, or the profiler saw no GPU.

@@ -1,4 +1,4 @@
-"""The shapes of the models that are measured, as in their `config.json`. Their weights are random."""
+"""The shapes of the measured models, as in their `config.json`. Their weights are random."""
 
 import json
 from pathlib import Path
@@ -114,11 +114,11 @@ TINY: dict[str, Any] = SHAPES["Qwen3-0.6B"] | {
     "head_dim": 64,
     "vocab_size": 512,
 }
-"""A tiny model: its step time is the host time."""
+"""Configuration of a tiny model, whose step time is the host time."""
 
 
 def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the outputs and inputs of each product of a model, in the form in which octavo multiplies them."""
+    """Return the outputs and inputs of each product of a model, in the form that octavo multiplies."""
     width, heads, head_dim = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     return {
         "qkv": ((heads + 2 * config["num_key_value_heads"]) * head_dim, width),

@@ -34,7 +34,7 @@ from octavo.worker_proc.weights.load import load_model
 WARM_UP_STEPS = 4
 LEAST_STEPS, MOST_STEPS = 8, 60
 ENOUGH_S = 1.0
-"""Time to spend on steps of one kind."""
+"""Seconds to spend on steps of one kind."""
 PREFILLS = 3
 MOST_FURTHER_TOKENS = WARM_UP_STEPS + 2 * MOST_STEPS
 LEAST_FILLED_BYTES = 1 << 16
@@ -93,10 +93,10 @@ class StepRunner:
     def step(
         self, batch: int, context: int, num_tokens: int, *, asks_busy: bool = False, sampling: Sampling | None = None
     ) -> tuple[float, float | None]:
-        """Return the seconds of one of several steps, and how long the GPU computed in it if that is asked.
+        """Return the seconds of one of several steps, and the GPU's busy time in it if requested.
 
-        Each of `batch` requests computes `num_tokens`, up to position `context`: 1, in each step another one, or all.
-        `sampling` has fields of `SamplingSpec` that differ from a temperature of 0.6.
+        Each of `batch` requests computes `num_tokens` tokens, up to position `context`: one token, the next
+        one in each step, or all of them. `sampling` has fields of `SamplingSpec` that differ from a temperature of 0.6.
         """
         if num_tokens > 1:
             return self._prefill_seconds(batch, context), None
@@ -124,7 +124,7 @@ class StepRunner:
     ) -> tuple[float, float | None]:
         """Return the seconds of a step in which `batch` requests decode and another computes `chunk` prompt tokens.
 
-        The runner has to be open for `batch` + 1 requests.
+        The runner must have been opened for at least `batch` + 1 requests.
         """
         with self._decoding(batch, context, {}) as (first, _):
             prompt_len = chunk * MIXED_CHUNKS
@@ -147,9 +147,9 @@ class StepRunner:
             return step_s, busy_s
 
     def drafting_step(self, batch: int, context: int, num_drafts: int, *, waits_each_time: bool = False) -> float:
-        """Return the seconds of a decode step and its drafts, of a model with a drafter.
+        """Return the seconds of a decode step and its drafts, for a model with a drafter.
 
-        `waits_each_time`: the host waits for each draft, where it could wait for the last one.
+        `waits_each_time`: whether the host waits for each draft rather than only for the last one.
         """
         assert self._executor.drafter is not None, "speculative_config"
         rounds = self._executor.drafter.rounds
@@ -161,7 +161,7 @@ class StepRunner:
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
-        """Launch kernels one by one meanwhile; on a CPU there are no graphs anyway."""
+        """Launch kernels one by one while the context lasts; on a CPU there are no graphs anyway."""
         runner = self._executor.runner
         if isinstance(runner, CudaGraphRunner):
             runner.graphs.is_eager = True
@@ -179,20 +179,20 @@ class StepRunner:
         scheduled: list[Scheduled] | None = None,
         num_drafts: int = 0,
     ) -> None:
-        """Begin one step; its result comes later."""
+        """Begin one step; its result arrives later."""
         plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [], num_drafts=num_drafts)
         self._executor.begin(plan, tuple)
         self._sequence += 1
 
     def synchronize(self) -> None:
-        """Wait for all steps, and for their results."""
+        """Wait for all steps and their results."""
         self._executor.drain()
         if self._device.torch_device.type == "cuda":
             torch.cuda.synchronize()
 
     @contextmanager
     def _decoding(self, batch: int, context: int, sampling: Sampling) -> Iterator[tuple[int, float]]:
-        """Yield the next position of requests that decode, and the seconds of one step; they leave in the end."""
+        """Yield the next position of decoding requests, and the seconds of one step; remove the requests on exit."""
         self._admit(range(batch), context, sampling)
         try:
             position = context - 1
@@ -215,7 +215,7 @@ class StepRunner:
         return min(times[1:])
 
     def _admit(self, slots: Sequence[int], context: int, sampling: Sampling, first_block: int = 0) -> None:
-        """Admit requests whose tokens up to `context` are known, in blocks in random order."""
+        """Admit requests whose tokens up to `context` are computed, in randomly ordered blocks."""
         rng = np.random.default_rng(0)
         blocks_each = self._blocks_each(context)
         assert first_block + len(slots) * blocks_each <= self._num_blocks, "the cache is too small"

@@ -1,7 +1,7 @@
 """Times work on the GPU of this process. Without a GPU, for dry runs, it times the host instead.
 
-Times are of CUDA graphs, so that they contain no launches from Python. A measurement goes over several copies of its
-data, which together are larger than the GPU's cache.
+CUDA graphs are timed, so that launches from Python are excluded. A measurement goes over several copies of its data,
+which together are larger than the GPU's cache.
 """
 
 import time
@@ -13,20 +13,20 @@ from torch import Tensor
 IS_ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_ON_GPU else "cpu")
 CACHE_BYTES = 256 << 20
-"""Several times the second-level cache of any GPU."""
+"""Bytes that exceed the second-level cache of any GPU several times."""
 MAX_COPIES = 64
 WARM_UPS = 3
 LEAST_S = 0.2
-"""Minimum time of one measurement."""
+"""Minimum time of one measurement in seconds."""
 
 
 def num_copies(num_bytes: int) -> int:
-    """Return how many copies of so much data are larger than the GPU's cache; without a GPU, one is enough."""
+    """Return how many copies of `num_bytes` exceed the GPU's cache; without a GPU, one is enough."""
     return min(-(-CACHE_BYTES // num_bytes), MAX_COPIES) if IS_ON_GPU else 1
 
 
 def seconds_of(work: Callable[[], object], least_s: float = LEAST_S) -> float:
-    """Return the seconds of one call: the mean of as many calls as take `least_s` on a GPU, of one call without."""
+    """Return the mean seconds of a call, over at least `least_s` on a GPU; without a GPU, the seconds of one call."""
     if not IS_ON_GPU:
         return _elapsed_on_host(work)
     for _ in range(WARM_UPS):
@@ -37,7 +37,7 @@ def seconds_of(work: Callable[[], object], least_s: float = LEAST_S) -> float:
 
 
 def captured(compute: Callable[[int], Tensor], copies: int) -> Callable[[], None]:
-    """Return a graph's replay of `compute` for every copy."""
+    """Return a function that replays a graph of `compute` for every copy."""
     if not IS_ON_GPU:
 
         def run() -> None:
@@ -48,7 +48,7 @@ def captured(compute: Callable[[int], Tensor], copies: int) -> Callable[[], None
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        compute(0)  # compiles, and takes what memory it needs once
+        compute(0)  # compiles, and allocates the memory that is needed once
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -65,7 +65,7 @@ def release_memory() -> None:
 
 
 def normal(*shape: int) -> Tensor:
-    """Return random bfloat16 numbers: the power that a product takes, and so its rate, depends on its data."""
+    """Return random bfloat16 numbers. A product's power, and so its rate, depends on its data."""
     return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
 
 

@@ -14,27 +14,27 @@ TowerName = Literal["Qwen2-VL", "Whisper"]
 
 @dataclass(frozen=True)
 class TowerRun:
-    """Sequences that one run of a tower computes."""
+    """Sequences that a tower computes in one run."""
 
     num_heads: int
     head_dim: int
     length: int
-    """Of each part, in patches."""
+    """Number of patches of each part."""
     num_parts: int
 
     @property
     def num_rows(self) -> int:
-        """Of all parts."""
+        """Number of patches of all parts."""
         return self.length * self.num_parts
 
     @property
     def flops(self) -> float:
-        """Of the attention of one layer."""
+        """Operations of the attention of one layer."""
         return 4.0 * self.num_heads * self.head_dim * self.length**2 * self.num_parts
 
     @property
     def num_bytes(self) -> int:
-        """Queries, keys, values and results in 16 bits."""
+        """Bytes of queries, keys, values and results in 16 bits."""
         return 2 * 4 * self.num_rows * self.num_heads * self.head_dim
 
 
@@ -47,28 +47,28 @@ TOWER_RUNS: dict[TowerRunName, TowerRun] = {
     "Whisper": TowerRun(20, 64, 1500, 4),
 }
 TINY_RUN = TowerRun(2, 24, 70, 2)
-"""For dry runs."""
+"""Run for dry runs."""
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A whole tower."""
+    """A complete tower."""
 
     architecture: str
     kind: Kind
     config: dict[str, Any]
     tiny_config: dict[str, Any]
-    """For dry runs."""
+    """Configuration for dry runs."""
     width: int
-    """Of its residual stream."""
+    """Width of the residual stream."""
     num_layers: int
     row: str
-    """What a run of `lengths[0]` rows is."""
+    """Description of a run of `lengths[0]` rows."""
     lengths: tuple[int, ...]
-    """Rows of sequences of a run; the first one is measured alone."""
+    """Lengths of the sequences of a run, in rows; the first sequence is also measured alone."""
     tiny_lengths: tuple[int, ...]
     uses: Mapping[str, float] = field(default_factory=dict)
-    """How often a row is multiplied with the weights whose names begin so, if not once."""
+    """How often a row is multiplied with weights whose names have these prefixes, if not once."""
 
 
 _QWEN2_VL = {
@@ -105,7 +105,7 @@ TOWERS: dict[TowerName, Tower] = {
         "an image of 1,024 tokens",
         (4096, 960, 12),
         (24, 8),
-        {"merger": 0.25},  # four patches are a row of the projector
+        {"merger": 0.25},  # four patches make a row of the projector
     ),
     "Whisper": Tower(
         "WhisperForConditionalGeneration",
@@ -120,4 +120,4 @@ TOWERS: dict[TowerName, Tower] = {
         {"conv1": 2.0, "embed_positions": 0.0},
     ),
 }
-"""Of Qwen2-VL-7B and of Whisper-large-v3."""
+"""Towers of Qwen2-VL-7B and of Whisper-large-v3."""

@@ -1,4 +1,4 @@
-"""What is generated end to end, as token ids: two workloads whose numbers others have published."""
+"""End-to-end workloads as token ids: two for which others have published results."""
 
 import random
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Load:
 
 
 def nano_vllm() -> Workload:
-    """Return the requests of nano-vllm's benchmark: 142,827 tokens in and 133,966 out, of seed 0."""
+    """Return the requests of nano-vllm's benchmark: 142,827 tokens in and 133,966 out, with seed 0."""
     rng = random.Random(0)
     prompts = [
         [rng.randint(0, NANO_VLLM_MAX_TOKEN_ID) for _ in range(rng.randint(*NANO_VLLM_LENGTHS))]
@@ -37,13 +37,13 @@ def nano_vllm() -> Workload:
 
 
 def equal(num_requests: int, input_len: int, output_len: int) -> Workload:
-    """Return requests of one length with prompts of their own."""
+    """Return requests of one length with different prompts."""
     rng = random.Random(0)
     return Workload([random_prompt(rng, input_len) for _ in range(num_requests)], [output_len] * num_requests)
 
 
 def arrivals(num_requests: int, rate: float, rng: random.Random) -> list[float]:
-    """Return when requests are sent, in seconds: the first at 0, then at random, `rate` of them per second."""
+    """Return the send times of requests in seconds: the first at 0, then at random, `rate` of them per second."""
     times = [0.0]
     for _ in range(num_requests - 1):
         times.append(times[-1] + rng.expovariate(rate))

@@ -1,4 +1,4 @@
-"""A checkpoint of the shape of SmolVLM-256M with random weights, and llama.cpp's files of it."""
+"""A checkpoint of the shape of SmolVLM-256M with random weights, and its conversion for llama.cpp."""
 
 import os
 import subprocess
@@ -24,11 +24,11 @@ _VOCAB_SIZE = 49_280
 def make(longest_edge: int) -> Path:
     """Return the checkpoint in bfloat16, written on the first call.
 
-    The language model is SmolLM2-135M's shape with a head of its own, the tower SigLIP's base model with patches of 16
-    pixels in tiles of 512, of which 4 x 4 neighbours are a row. The tokenizer is SmolLM2's with the marks of images.
+    The language model has SmolLM2-135M's shape with a separate head. The tower is SigLIP's base model, with patches of
+    16 pixels in tiles of 512; 4 x 4 neighbouring patches make a row. The tokenizer is SmolLM2's with image markers.
 
     Args:
-        longest_edge: pixels to which an image is enlarged, in tiles of 512; 2048 in the published files.
+        longest_edge: pixels to which an image's longer edge is enlarged, in tiles of 512; 2048 in the published files.
     """
     directory = Env.read().cache_dir / "models" / f"smolvlm-256m-shape-{longest_edge}"
     if (directory / "model.safetensors").is_file():
@@ -38,7 +38,7 @@ def make(longest_edge: int) -> Path:
     special = ["<fake_token_around_image>", "<image>", _TURN, "<global-img>", *marks]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     text = transformers.LlamaConfig(
-        architectures=["LlamaForCausalLM"],  # which llama.cpp's converter reads
+        architectures=["LlamaForCausalLM"],  # the class that llama.cpp's converter reads
         vocab_size=_VOCAB_SIZE,
         hidden_size=576,
         intermediate_size=1536,
@@ -84,11 +84,11 @@ def make(longest_edge: int) -> Path:
 
 
 def gguf(directory: Path, llama_source: Path) -> tuple[Path, Path]:
-    """Return the language model and the tower as llama.cpp reads them, written by its own converter on the first call.
+    """Return the language model and the tower in llama.cpp's format, written by its own converter on the first call.
 
     Args:
         directory: the checkpoint.
-        llama_source: of llama.cpp, with `convert_hf_to_gguf.py`.
+        llama_source: source directory of llama.cpp, with `convert_hf_to_gguf.py`.
 
     Raises:
         SystemExit: the converter failed; the message has its last lines. It needs sentencepiece.

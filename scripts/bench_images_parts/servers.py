@@ -1,4 +1,4 @@
-"""Servers that read images, and what is asked of them: each holds the same conversations."""
+"""Servers that read images, and the requests to them: each server gets the same conversations."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from typing import Any
 READY_LIMIT_S = 600.0
 REQUEST_LIMIT_S = 600.0
 _SETTLED_S = 3.0
-"""In which an engine reports its counters."""
+"""Seconds within which an engine reports its counters."""
 
 
 def octavo(model: Path, port: int) -> list[str]:
@@ -39,26 +39,26 @@ class ImageServer:
     """A running server.
 
     Args:
-        name: for errors.
-        command: starts it.
+        name: name of the server in errors.
+        command: the command that starts it.
         model: the name of the model in requests.
-        port: of this machine.
-        log: takes what it prints.
+        port: the port on this machine.
+        log: file for its output.
     """
 
     def __init__(self, name: str, command: Sequence[str], model: str, port: int, log: Path) -> None:
         self.name, self._model, self._port, self._log = name, model, port, log
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # vLLM leaves one of them out otherwise
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # vLLM leaves out one of them otherwise
         for_vllm = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", **for_vllm}
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers.
+        """Wait until the server is ready.
 
         Raises:
-            SystemExit: it has ended, or takes too long.
+            SystemExit: the server has exited, or is not ready in time.
         """
         end = time.monotonic() + READY_LIMIT_S
         while time.monotonic() < end and self._process.poll() is None:
@@ -75,7 +75,7 @@ class ImageServer:
         """Return the seconds until the first token of an answer, and the answer, which has a few tokens.
 
         Raises:
-            SystemExit: it refuses the request.
+            SystemExit: the server rejects the request.
         """
         body = {"model": self._model, "messages": messages, "max_tokens": 4, "temperature": 0, "stream": True}
         content = json.dumps({**body, "ignore_eos": True})
@@ -90,7 +90,7 @@ class ImageServer:
             if not line.startswith(b"data: {"):
                 continue
             choices = json.loads(line.removeprefix(b"data: ")).get("choices") or [{}]
-            # Random weights draw tokens without text too: llama.cpp sends them as null, others as "".
+            # Random weights also draw tokens without text: llama.cpp sends null for them, the others "".
             if choices[0].get("finish_reason") is None and "content" in choices[0].get("delta", {}):
                 has_role = "role" in choices[0]["delta"]
                 first_s = first_s or (None if has_role else time.perf_counter() - started)
@@ -109,7 +109,7 @@ class ImageServer:
         return int(queries - hits)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._process.terminate()
         try:
             self._process.wait(20)

@@ -1,4 +1,4 @@
-"""Conversations that go on at once. Another engine's Python runs this too: the standard library only."""
+"""Concurrent conversations. Another engine's Python runs this file too, so it imports the standard library only."""
 
 import asyncio
 import time
@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 Generate = Callable[[list[int], int], AsyncIterator[tuple[Sequence[int], int]]]
-"""(prompt, tokens to generate) -> new tokens, and how many tokens of the prompt were cached."""
+"""(prompt, tokens to generate) -> new tokens, and the number of cached prompt tokens."""
 
 
 @dataclass
 class Run:
-    """What one engine has done."""
+    """Results of one engine."""
 
     first_token_s: list[float] = field(default_factory=list)
-    """Of all turns but the first of each conversation."""
+    """Seconds to the first token of all turns but the first of each conversation."""
     num_cached: int = 0
     num_prompt: int = 0
     elapsed_s: float = 0.0
@@ -22,12 +22,12 @@ class Run:
 
 
 async def converse(generate: Generate, conversations: Sequence[Sequence[list[int]]], output_tokens: int) -> Run:
-    """Have all conversations at once; each sends its next turn when it has its answer.
+    """Run all conversations concurrently; each sends its next turn when its last one is answered.
 
     Args:
-        generate: of an engine.
+        generate: runs a request on an engine.
         conversations: the user's tokens of each turn.
-        output_tokens: of each answer.
+        output_tokens: number of tokens of each answer.
     """
     run, started = Run(), time.perf_counter()
     running = [_have_conversation(generate, turns, output_tokens, run) for turns in conversations]

@@ -19,7 +19,7 @@ from bench_kv_offloading_parts.conversations import converse
 
 
 async def _serve(options: dict[str, Any], replies: TextIO) -> None:
-    # Inside, because vLLM's child processes import this file again.
+    # Imported here, because vLLM's child processes import this file again.
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM

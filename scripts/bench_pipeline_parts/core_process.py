@@ -1,4 +1,4 @@
-"""The real core process over stages without a model. Started by name, as `octavo.core_proc` is."""
+"""The real core process over stages without a model. Started by name, like `octavo.core_proc`."""
 
 from octavo.core_proc.core import EngineCore
 from octavo.protocol.control import CoreSpec

@@ -1,6 +1,6 @@
 """A pipeline stage without a model: takes rows, sleeps for a known time, and passes rows on. Started by name.
 
-When it is told to stop, it writes when it was busy to a file beside its sockets.
+When it is told to stop, it writes its busy times to a file next to its sockets.
 """
 
 import json
@@ -25,13 +25,13 @@ from octavo.protocol.steps import StepPlan
 from octavo.protocol.worker_commands import AllocateCache, CacheReady, StopWorker, WarmedUp, WarmUp
 
 TIME_VARIABLE = "BENCH_PIPELINE_STAGE_S"
-"""Environment variable: seconds of a step and of each of its tokens, separated by a comma."""
+"""Environment variable with the seconds of a step and of each of its tokens, separated by a comma."""
 
 WIDTH = 64
 
 
 class Stage:
-    """One stage: the ends of its links, and its diary."""
+    """One stage: the ends of its links, and its busy times."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._library = library.load()
@@ -47,7 +47,7 @@ class Stage:
         """Begin and end of each step, in seconds of the system's monotonic clock."""
 
     def compute(self, plan: StepPlan) -> None:
-        """Do what a stage does in a step, and sleep instead of computing."""
+        """Run a step like a real stage, but sleep instead of computing."""
         num_rows = sum(part.num_tokens for part in plan.scheduled)
         matrix = Matrix.of(self._rows)
         if self._previous is not None:

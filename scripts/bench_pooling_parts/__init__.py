@@ -1,1 +1,1 @@
-"""The parts of bench_pooling."""
+"""Parts of `scripts/bench_pooling`."""

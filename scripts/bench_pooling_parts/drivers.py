@@ -1,4 +1,4 @@
-"""What each engine does with a list of texts, in its own Python: `drivers.py SYSTEM OPTIONS` answers lines of JSON.
+"""Drivers that embed texts with each engine, in its own Python: `drivers.py SYSTEM OPTIONS` answers lines of JSON.
 
 Imports nothing of octavo at the top: the Python of another engine runs this file too.
 """
@@ -14,7 +14,7 @@ Embed = Callable[[list[str]], list[list[float]]]
 
 
 def octavo(options: dict[str, Any]) -> Embed:
-    """Load through `octavo.LLM`."""
+    """Load the model through `octavo.LLM`."""
     from octavo import LLM
 
     llm = LLM(model=options["model"], **options["settings"])
@@ -22,7 +22,7 @@ def octavo(options: dict[str, Any]) -> Embed:
 
 
 def sentence_transformers(options: dict[str, Any]) -> Embed:
-    """Load with the library, in float32 or bfloat16."""
+    """Load the model with the library, in float32 or bfloat16."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -32,7 +32,7 @@ def sentence_transformers(options: dict[str, Any]) -> Embed:
 
 
 def onnxruntime(options: dict[str, Any]) -> Embed:
-    """Export to ONNX and load with ONNX Runtime; texts are sorted by length, as Sentence Transformers does."""
+    """Export to ONNX and run with ONNX Runtime; texts are sorted by length, as Sentence Transformers does."""
     import numpy as np
     import onnxruntime as ort
     from transformers import AutoTokenizer
@@ -86,7 +86,7 @@ def _exported(options: dict[str, Any], tokenizer: Any) -> str:
 
 
 def vllm(options: dict[str, Any]) -> Embed:
-    """Load through `vllm.LLM`."""
+    """Load the model through `vllm.LLM`."""
     from vllm import LLM
 
     llm = LLM(model=options["model"], runner="pooling", disable_log_stats=True, **options["settings"])
@@ -94,7 +94,7 @@ def vllm(options: dict[str, Any]) -> Embed:
 
 
 def http(options: dict[str, Any]) -> Embed:
-    """Ask a server that speaks OpenAI's API, such as llama-server, for 64 texts at a time."""
+    """Use a server with OpenAI's API, such as llama-server; each request has 64 texts."""
 
     def embed(texts: list[str]) -> list[list[float]]:
         vectors = []
@@ -113,7 +113,7 @@ DRIVERS = {each.__name__: each for each in (octavo, sentence_transformers, onnxr
 
 
 def main() -> None:
-    """Measure for each line of standard input, a JSON object with `texts`, `short` and `repeats`."""
+    """Measure for each line of standard input: a JSON object with `texts`, `short` and `repeats`."""
     embed = DRIVERS[sys.argv[1]](json.loads(sys.argv[2]))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What each engine does with files, in its own Python: `drivers.py SYSTEM OPTIONS` answers lines of JSON.
+"""Drivers that transcribe files with each engine, in its own Python: `drivers.py SYSTEM OPTIONS` answers JSON lines.
 
 Imports nothing of octavo at the top: the Python of another engine runs this file too.
 """
@@ -16,7 +16,7 @@ Measure = Callable[[list[str]], dict[str, Any]]
 
 
 async def octavo(options: dict[str, Any]) -> None:
-    """Transcribe through the routes of an application, all files at once."""
+    """Transcribe through the routes of an application, all files concurrently."""
     import httpx
 
     from octavo import AsyncClient, ServerConfig, create_app
@@ -39,9 +39,9 @@ async def octavo(options: dict[str, Any]) -> None:
 
 
 def faster_whisper(options: dict[str, Any]) -> Measure:
-    """Transcribe with the library; several files in both ways that it has, of which the faster one counts.
+    """Transcribe with the library. Several files are done in both of its ways, and the faster one counts.
 
-    One after another, each with all threads, or at the same time, with one thread each.
+    The ways: one file after another with all threads each, or all at the same time with one thread each.
     """
     from faster_whisper import WhisperModel
 
@@ -75,7 +75,7 @@ def faster_whisper(options: dict[str, Any]) -> Measure:
 
 
 def main() -> None:
-    """Load an engine, and answer each list of files."""
+    """Load an engine, and transcribe each list of files."""
     system, options = sys.argv[1], json.loads(sys.argv[2])
     if system == "octavo":
         asyncio.run(octavo(options))

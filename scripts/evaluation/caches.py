@@ -1,7 +1,7 @@
-"""What each type of keys and values in the cache loses: perplexity and top-1 agreement on a fixed text.
+"""Loss of each type of keys and values in the cache: perplexity and top-1 agreement on a fixed text.
 
-The reference is transformers in float32 whose cache rounds keys and values by the type's formula. Its loss is what the
-rounding costs; the difference to octavo's loss is what our kernels add, for example by rounding queries. See
+The reference is transformers in float32, with a cache that rounds keys and values by the type's formula. Its loss is
+the cost of the rounding. The difference to octavo's loss is what our kernels add, for example by rounding queries. See
 `formats.py`.
 """
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 class WithCache(nn.Module):
-    """A model whose cache returns keys and values rounded."""
+    """A model whose cache returns rounded keys and values."""
 
     def __init__(self, model: nn.Module, rounding: Rounding) -> None:
         super().__init__()
@@ -56,18 +56,18 @@ class WithCache(nn.Module):
         self._rounding = rounding
 
     def forward(self, tokens: Tensor) -> Any:
-        """Return what the model does, for tokens whose keys and values all are in the cache."""
+        """Return the model's outputs, for tokens whose keys and values are all in the cache."""
         rounding = self._rounding
 
         class Cache(transformers.DynamicCache):
             def update(self, keys: Tensor, values: Tensor, layer: int, *more: Any, **named: Any) -> Any:
                 return super().update(rounding(keys, layer, 0), rounding(values, layer, 1), layer, *more, **named)
 
-        return self._model(tokens, None, None, Cache())  # by position: transformers 5.24 renamed it
+        return self._model(tokens, None, None, Cache())  # positional arguments: transformers 5.24 renamed them
 
 
 def in_8_bits(x: Tensor, layer: int, kind: int) -> Tensor:
-    """Round keys or values to integers with a scale for each of them."""
+    """Round keys or values to integers, with a scale for each of them."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / scale).round() * scale
 
@@ -78,7 +78,7 @@ def in_floats(x: Tensor, scale: float) -> Tensor:
 
 
 def with_measured_scales(model: nn.Module) -> Rounding:
-    """Return the rounding of `--calculate-kv-scales`."""
+    """Return the rounding that `--calculate-kv-scales` causes."""
     scales: dict[tuple[int, int], float] = {}
 
     def measure(x: Tensor, layer: int, kind: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What each format of quantized weights loses: perplexity and top-1 agreement with the original on a fixed text.
+"""Loss of each format of quantized weights: perplexity and top-1 agreement with the original on a fixed text.
 
 Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32 with
 `--quantization`: without it float32 would stand for dequantized weights. The reference is transformers in float32 with
@@ -39,12 +39,12 @@ from octavo.frontend.model_files.gguf.export import gguf_metadata
 from octavo.protocol.quantization_job import CALIBRATED, QuantizationJob
 
 MOST_ADDED = 1e-3
-"""Nats for each token."""
+"""Maximum loss that octavo may add, in nats per token."""
 GROUP = 64
-"""Inputs of SmolLM2's layers are multiples of it, not of 128."""
+"""Inputs that share a scale: SmolLM2's layers have multiples of 64 inputs, not of 128."""
 GGUF_TYPES = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 EVERY = ("gptq-2",)
-"""Formats of safetensors that destroy a small model if all layers have them."""
+"""Safetensors formats that destroy a small model if all layers have them."""
 AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -108,7 +108,7 @@ def main() -> None:
 def compare_in_parts(options: argparse.Namespace, names: list[str], text: str) -> int:
     """Print for each format what octavo adds to the reference's loss, again after each part of a long text.
 
-    Returns 1 if one of them adds too much.
+    Returns 1 if one of the formats adds too much.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     tokens = tokenizer(text)["input_ids"]
@@ -137,10 +137,10 @@ def losses_of(reading: Reading) -> Tensor:
 
 
 def added(losses: Tensor, expected: Tensor) -> tuple[bool, str]:
-    """Return whether a mean loss is larger than the reference's by too much, and by how much; token by token.
+    """Return whether a mean loss exceeds the reference's by too much, and the excess, compared token by token.
 
-    Rounded activations change the loss of each token up or down, so the mean has a standard error, which is shown. More
-    than two of them above the limit are too much.
+    Rounded activations change the loss of each token up or down, so the mean has a standard error, which is shown. A
+    mean is too large if it exceeds the limit by more than two standard errors.
     """
     differences = losses - expected
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
@@ -148,7 +148,7 @@ def added(losses: Tensor, expected: Tensor) -> tuple[bool, str]:
 
 
 def octavo_reading(path: Path, text: str, **settings: Any) -> Reading:
-    """Let octavo read the text in float32."""
+    """Return octavo's reading of the text in float32."""
     with open_octavo(path, **settings) as llm:
         return read(llm, text)
 
@@ -159,12 +159,12 @@ def open_octavo(path: Path, **settings: Any) -> LLM:
 
 
 def reference_losses(model: nn.Module, original: Path, text: str) -> Tensor:
-    """Return the negative logprobs by transformers of the tokens that octavo counts."""
+    """Return transformers' negative logprobs of the tokens that octavo counts."""
     return losses_of_tokens(model, transformers.AutoTokenizer.from_pretrained(original)(text)["input_ids"])
 
 
 def losses_of_tokens(model: nn.Module, tokens: list[int]) -> Tensor:
-    """Return the negative logprobs of tokens, which the model reads in pieces."""
+    """Return the negative logprobs of tokens; the model reads them in pieces."""
     losses = []
     for begin in range(0, len(tokens), PIECE_TOKENS):
         piece = torch.tensor(tokens[begin : begin + PIECE_TOKENS])
@@ -176,7 +176,7 @@ def losses_of_tokens(model: nn.Module, tokens: list[int]) -> Tensor:
 
 
 def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Module:
-    """Return the original model with the dequantized weights of a checkpoint, float32."""
+    """Return the original model in float32, with the dequantized weights of a checkpoint."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     if path is not None and path.suffix == ".gguf":
         return from_gguf(transformers.AutoModelForCausalLM, path, dtype=torch.float32).eval()
@@ -188,14 +188,14 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
     values = load_file(values_file(path)) if path and values_file(path).exists() else {}
     rounding = rounding_of_rows(config, path)
     for name, layer in model.named_modules():
-        # `--quantization` at load takes the output layer too, with w8a8 in groups of 32.
+        # `--quantization` at load also quantizes the output layer, with w8a8 in groups of 32.
         if isinstance(layer, nn.Linear) and (name != "lm_head" or path is None):
             known = values.get(f"{name}.weight", layer.weight if values else None)
             weight = dequantized(name, layer.weight, tensors, config) if known is None else known
             layer.weight = nn.Parameter(weight, requires_grad=False)
             if rounding is not None and name != "lm_head":
                 layer.register_forward_pre_hook(partial(rounded, rounding))
-    for name, values in tensors.items():  # norms that AWQ has scaled
+    for name, values in tensors.items():  # norms that AWQ has rescaled
         if name.endswith("norm.weight"):
             model.get_parameter(name).copy_(values)
     return model
@@ -227,7 +227,7 @@ def dequantized(name: str, weight: Tensor, tensors: dict[str, Tensor], config: d
 
 
 def rounding_of_rows(config: dict[str, Any], path: Path | None) -> Callable[[Tensor], Tensor] | None:
-    """Return what rounds the inputs of quantized layers; None: they are not rounded, or on GPUs only."""
+    """Return a function that rounds the inputs of quantized layers; `None` if they are not rounded, or only on GPUs."""
     if config.get("format") == "int-quantized":
         return rounded_by_compressed_tensors
     if path is not None and path.name == "torchao-int8-dynamic":
@@ -241,7 +241,7 @@ def rounded(rounding: Callable[[Tensor], Tensor], layer: nn.Module, rows: tuple[
 
 
 def rounded_by_compressed_tensors(rows: Tensor) -> Tensor:
-    """Round as a layer does that compressed-tensors has not compressed yet."""
+    """Round like a layer that compressed-tensors has not compressed yet."""
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import fake_quantize
     from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
@@ -251,7 +251,7 @@ def rounded_by_compressed_tensors(rows: Tensor) -> Tensor:
 
 
 def rounded_by_torchao(rows: Tensor) -> Tensor:
-    """Round as torchao's linear layers do."""
+    """Round like torchao's linear layers."""
     from torchao.quantization import Int8Tensor, PerRow
 
     return Int8Tensor.from_hp(rows.flatten(0, -2).float(), PerRow()).dequantize().view(rows.shape).to(rows.dtype)
@@ -263,7 +263,7 @@ def nibbles(words: Tensor) -> Tensor:
 
 
 def bitsandbytes_values(own: dict[str, Tensor], weight: Tensor) -> Tensor:
-    """Return the values by the functions of bitsandbytes."""
+    """Return the values, dequantized by the functions of bitsandbytes."""
     from bitsandbytes import functional
 
     if "SCB" in own:
@@ -306,7 +306,7 @@ def by_ggml(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any
 
 
 def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
-    """Return a checkpoint that transformers writes with bitsandbytes, in a process of its own."""
+    """Return a checkpoint that transformers writes with bitsandbytes, in a separate process."""
     kind = name.partition(" ")[2]
     out = options.work / kind
     if not out.exists():
@@ -322,12 +322,12 @@ def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[
 
 
 def values_file(path: Path) -> Path:
-    """Return where the values of a checkpoint are that `by_tool` has written."""
+    """Return the path of the values of a checkpoint that `by_tool` has written."""
     return path.with_name(f"{path.name}-values.safetensors")
 
 
 def by_tool(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
-    """Return a checkpoint that the format's tool writes, or its formula, and note its values beside it."""
+    """Return a checkpoint written by the format's tool or formula; store its values next to it."""
     from quantized_checkpoints import write
 
     def is_wanted(layer: str) -> bool:

@@ -1,9 +1,9 @@
 """Writes GGUF files with the types that only ggml itself writes: K-quants, IQ types, ternary ones and MXFP4.
 
-ggml's function is called in the library of the `xllamacpp` package, which is installed into an environment of its own.
-Most of these types have blocks of 256 inputs. A Llama whose sizes are no multiples of it, such as SmolLM2-135M with its
-576, is padded with zeros, so that it still computes the same: its norms divide by the root of a larger mean, which
-their weights and epsilon make up for, and further heads have queries, keys, values and outputs of zero.
+ggml's function is called in the library of the `xllamacpp` package, which is installed into a separate environment.
+Most of these types have blocks of 256 inputs. A Llama with other sizes, such as SmolLM2-135M with 576, is padded with
+zeros so that it computes the same. Its norms divide by the root of a larger mean, for which their weights and epsilon
+compensate. Additional heads have queries, keys, values and outputs of zero.
 """
 
 import ctypes
@@ -36,13 +36,13 @@ TYPES = (
 
 
 def written(model: Path, kind: str, work: Path, every: int = 1) -> Path:
-    """Return a file whose matrices have a type, but for those of the vocabulary, which have Q8_0.
+    """Return a file whose matrices have a type, except those of the vocabulary, which have Q8_0.
 
     Args:
-        model: a Llama, a directory with safetensors.
-        kind: the name of a type of `TYPES`.
-        work: a directory, where the file and the padded model are written if they are not there.
-        every: only the middle one of so many blocks has the type, the others have Q8_0.
+        model: directory of a Llama with safetensors.
+        kind: the name of a type in `TYPES`.
+        work: a directory for the file and the padded model, which are written if missing.
+        every: the middle one of each `every` blocks has the type, the others have Q8_0.
     """
     out = work / (f"{kind}.gguf" if every == 1 else f"{kind}-every-{every}.gguf")
     if not out.exists():
@@ -73,7 +73,7 @@ def _write(source: Path, kind: str, out: Path, every: int) -> None:
 
 
 def padded(model: Path, work: Path) -> Path:
-    """Return the padded model in a directory, which is written if it is not there."""
+    """Return the directory of the padded model, which is written if missing."""
     out = work / f"{model.name}-padded"
     if not out.exists():
         pad(model, out)
@@ -81,7 +81,7 @@ def padded(model: Path, work: Path) -> Path:
 
 
 def pad(model: Path, out: Path) -> None:
-    """Write a Llama without biases whose sizes are multiples of 256 and which computes the same."""
+    """Write a Llama without biases that computes the same and whose sizes are multiples of 256."""
     config = json.loads((model / "config.json").read_text())
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     wide, wide_intermediate = (-(-size // BLOCK) * BLOCK for size in (hidden, intermediate))
@@ -119,7 +119,7 @@ def pad(model: Path, out: Path) -> None:
 
 
 def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
-    """Return the bytes of the rows of a matrix. Every input counts the same, where ggml wants importances."""
+    """Return the bytes of the rows of a matrix. Every input has the same importance."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if kind in (Type.F32, Type.F16):
         return values.astype(np.float32 if kind is Type.F32 else np.float16)
@@ -143,7 +143,7 @@ def quantize(values: np.ndarray, kind: Type) -> np.ndarray:
 
 @cache
 def ggml() -> ctypes.CDLL:
-    """Return ggml, of which two functions are declared.
+    """Return the library of ggml, with the signatures of two functions declared.
 
     Raises:
         NotInstallable: the package cannot be installed.

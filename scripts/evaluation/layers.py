@@ -1,8 +1,8 @@
-"""How exact the product of each layer is with each GGUF type, whether or not a model is usable with that type.
+"""How exact the product of each layer is with each GGUF type, even if the type makes a model unusable.
 
 One or two bits destroy a small model. Its loss then says nothing about kernels: any last bit moves it by more than
-1e-3. So the original model reads a text in transformers, and each of its layers, quantized, multiplies the same inputs
-twice: in float64 with the values of the gguf package, and by octavo's kernel. A line for each type has the norm of the
+1e-3. So the original model reads a text in transformers. Each of its layers, quantized, multiplies the same inputs
+twice: in float64 with the values of the gguf package, and by octavo's kernel. The line of a type has the norm of the
 difference divided by that of the product: the root mean square over layers, and the worst layer. `scales` is the part
 that comes from rounding the scales and minimums of groups to float16; the rest comes from rows, which have 12 bits
 (docs/adr/0062).
@@ -35,7 +35,7 @@ LAYERS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Of a block of a GGUF file, and their names in transformers. The order of inputs is the same in both."""
+"""Layers of a block of a GGUF file, and their names in transformers. The order of inputs is the same in both."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def inputs_of_layers(model: Path, tokens: list[int]) -> dict[str, Tensor]:
-    """Return what each layer multiplies, float32, shape (tokens, inputs), by the name of its weight."""
+    """Return the inputs of each layer, float32, shape (tokens, inputs), by the name of its weight."""
     inputs = {}
     reader = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     for name, layer in reader.named_modules():
@@ -76,7 +76,7 @@ def inputs_of_layers(model: Path, tokens: list[int]) -> dict[str, Tensor]:
 
 
 def relative_errors(file: Path, kind: str, inputs: dict[str, Tensor]) -> tuple[list[float], list[float]]:
-    """Return the relative error of each layer of a file that has a type, and the part that scales cause."""
+    """Return the relative error of each layer of this type in a file, and the part that scales cause."""
     library = load()
     errors, errors_of_scales = [], []
     for tensor in gguf.GGUFReader(file).tensors:
@@ -95,7 +95,7 @@ def relative_errors(file: Path, kind: str, inputs: dict[str, Tensor]) -> tuple[l
 
 
 def rms(values: list[float]) -> float:
-    """Return the root of the mean square."""
+    """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(values))))
 
 

@@ -1,10 +1,10 @@
-"""What rounding the inputs of layers in groups adds to the loss, estimated from coarser rounding.
+"""Loss added by rounding the inputs of layers in groups, estimated from coarser rounding.
 
 Products with weights in groups round their inputs in groups of up to 32, to 12 bits (docs/adr/0062). At 8 bits and more
 the added loss is smaller than its standard error on a text of a few thousand tokens. Rounding errors have no direction,
-so what they add grows with the square of their size: with 6 bits it is 17 times as large as with 8, and its standard
-error 4 times. Each line has the estimates for 8 and 12 bits that follow. A model of transformers in float32 computes
-all of it; kernels of octavo compute with the same levels (`tests/kernels/test_quantize.py`).
+so the loss that they add grows with the square of their size: with 6 bits it is 17 times as large as with 8, and its
+standard error 4 times. Each line has the resulting estimates for 8 and 12 bits. A model of transformers in float32
+computes all of it; kernels of octavo compute with the same levels (`tests/kernels/test_quantize.py`).
 
     PYTHONPATH=tests/support .venv/bin/python scripts/evaluation/rounding.py --model MODEL --text TEXT
 """
@@ -65,13 +65,13 @@ def largest_level(bits: int) -> int:
 
 
 def rounded_losses(model: nn.Module, tokens: list[int], ends: tuple[str, ...], bits: int, group_size: int) -> Tensor:
-    """Return the negative logprobs of tokens if the inputs of some layers are rounded.
+    """Return the negative logprobs of tokens while the inputs of some layers are rounded.
 
     Args:
-        model: which is left as it was.
-        tokens: of the text.
-        ends: of the names of these layers.
-        bits: of levels.
+        model: the model, which is restored afterwards.
+        tokens: the tokens of the text.
+        ends: suffixes of the names of the layers.
+        bits: bits of a level.
         group_size: inputs that share a scale.
     """
 

@@ -1,11 +1,11 @@
-"""Whether octavo's kernels have the bits of a format's formula in every layer of a model, on what a text puts into it.
+"""Whether octavo's kernels give the bits of a format's formula in every layer of a model, on the inputs of a text.
 
-For formats that round activations to 8 bits with one scale for each row. The losses of two whole models cannot show a
-small difference: a last bit of any sum moves a number to the next integer, later layers have more of them, and the
+For formats that round activations to 8 bits with one scale for each row. The losses of two complete models cannot show
+a small difference: a last bit of any sum moves a number to the next integer, later layers have more of them, and the
 loss of each token moves by 0.3 nats. So a model of transformers reads the text, and each quantized layer computes its
 outputs twice from the same inputs: by the formula (levels and scales by the format's tool, exact sums of integers) and
-by octavo's kernels. If all of them are equal, the kernels add nothing to the loss. What else octavo computes
-differently, in float32, is what it adds to the loss of the original model; `formats.py` prints that.
+by octavo's kernels. If all outputs are equal, the kernels add nothing to the loss. The rest of octavo's computation, in
+float32, accounts for what it adds to the loss of the original model; `formats.py` prints that.
 
     PYTHONPATH=tests/support .venv/bin/python scripts/evaluation/rows.py --model MODEL --work DIRECTORY
 """
@@ -54,9 +54,9 @@ class RowFormat:
 
     rounding: Callable[[Tensor], tuple[Tensor, Tensor]]
     scaling: Scaling
-    """The same one for octavo's kernels."""
+    """The same rounding in octavo's kernels."""
     levels: str
-    """The end of the name of a weight's tensor."""
+    """Suffix of the name of the tensor with a weight's levels."""
     scales: str
 
 
@@ -92,7 +92,7 @@ class TwiceComputed(nn.Module):
         self.num_products = self.num_different = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs by the formula, and count those of the kernels with other bits."""
+        """Return the outputs by the formula, and count the kernels' outputs with other bits."""
         rows = x.flatten(0, -2)
         levels, scale = self._form.rounding(rows)
         sums = levels.double() @ self._weight_levels  # exact: integers below 2 ** 53
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def model_of(original: Path, tensors: dict[str, Tensor], form: RowFormat) -> tuple[nn.Module, list[TwiceComputed]]:
-    """Return the original model with the layers that a checkpoint has quantized, and these layers."""
+    """Return the original model with the quantized layers of a checkpoint, and these layers."""
     model = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32).eval().requires_grad_(False)
     layers = []
     for name, layer in list(model.named_modules()):

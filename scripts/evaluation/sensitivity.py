@@ -1,10 +1,10 @@
 """How far the loss of a GGUF file moves in transformers when its weights change as little as kernels change them.
 
 `formats.py` compares octavo with transformers and shows a standard error over tokens. A change of the weights moves all
-tokens together, which that error does not contain. So the reference reads the text with its own weights, with scales
-and minimums rounded to float16 as octavo stores them, with inputs of layers rounded to 12 bits too (docs/adr/0062), and
-with random relative errors of a given size in the layers that have the type. The last two are what octavo's numbers can
-be explained by: the difference to the reference with both roundings is left to its sums.
+tokens together, which that error does not contain. So the reference reads the text several times: with its own weights;
+with scales and minimums rounded to float16 as octavo stores them; with inputs of layers rounded to 12 bits too
+(docs/adr/0062); and with random relative errors of a given size in the layers of the type. The last two explain
+octavo's numbers: what remains of the difference to the reference with both roundings comes from octavo's sums.
 
     PYTHONPATH=tests/support .venv/bin/python scripts/evaluation/sensitivity.py --model MODEL --work DIRECTORY \
         --type IQ2_S --every 6 --text TEXT
@@ -29,7 +29,7 @@ from octavo.worker_proc.weights.gguf_blocks import GgufMatrix
 from octavo.worker_proc.weights.rope_order import undo_rope_order
 
 GROUP = 32
-"""The most inputs that share a scale of rows, and those of Q8_0."""
+"""Maximum number of inputs that share a scale of rows, and the inputs that share a scale in Q8_0."""
 LARGEST_LEVEL = 2047
 
 
@@ -80,16 +80,16 @@ def main() -> None:
 
 
 def rows_of_12_bits(group_size: int, layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
-    """Return the inputs of a layer as products with levels in groups round them."""
+    """Return the inputs of a layer, rounded like the inputs of products with levels in groups."""
     groups = rows[0].unflatten(-1, (-1, group_size))
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LARGEST_LEVEL
     return ((groups / scale).round() * scale).flatten(-2)
 
 
 def weights_of(model: nn.Module, file: Path, kind: str) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, int]]:
-    """Return the weights of the layers of a file that have a type, and the inputs that share a scale of rows; by name.
+    """Return, by name, the weights of a file's layers of this type, and the inputs that share a scale of rows.
 
-    Each weight has its values beside it as octavo stores them.
+    Each weight is returned twice: its values, and its values as octavo stores them.
     """
     config = model.config
     group_sizes = {}

@@ -18,7 +18,7 @@ from octavo.protocol.steps import Admitted, Scheduled
 
 BLOCK_SIZE = 16
 CHUNKS = (1, 7, 64, 129)
-"""Lengths of the first chunks of a chunked prompt; the rest is one chunk."""
+"""Lengths of the first chunk of a chunked prompt; the rest is one chunk."""
 
 Logprobs = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -35,7 +35,7 @@ def attention_bits(
     has_sinks: bool = False,
     key_value_dim: int | None = None,
 ) -> dict[str, Any]:
-    """Compare attention over a whole prompt with chunks of it and with decodes, all in one other step."""
+    """Compare attention over a complete prompt with chunks of it and with decodes, all in one other step."""
     shape = AttentionShape(
         num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window, key_value_dim=key_value_dim
     )
@@ -70,9 +70,9 @@ def attention_bits(
 
 @torch.inference_mode()
 def model_bits(runner: StepRunner, prompt_len: int, num_outputs: int, company: int) -> dict[str, Any]:
-    """Compare the logprobs of a request alone with those beside others, and with those of its tokens as a prompt.
+    """Compare the logprobs of a request alone, of the same request in a batch, and of its tokens as a prompt.
 
-    All of it through graphs, with chunks of the prompt beside decodes, and then kernel by kernel.
+    All of it runs with graphs, with chunks of the prompt in steps with decodes, and then kernel by kernel.
     """
     requests = _Requests(runner, prompt_len + num_outputs)
     prompt = np.random.default_rng(1).integers(0, runner.config.model.vocab_size, prompt_len).tolist()
@@ -97,7 +97,7 @@ def model_bits(runner: StepRunner, prompt_len: int, num_outputs: int, company: i
 
 
 class _Requests:
-    """Runs a request in slot 0, and others that decode beside it."""
+    """Runs a request in slot 0, and other requests that decode with it."""
 
     def __init__(self, runner: StepRunner, max_len: int) -> None:
         self._runner = runner
@@ -120,7 +120,7 @@ class _Requests:
         return outputs, [_plain(entry) for entry in logprobs]
 
     def compute_prompt(self, token_ids: list[int], company: int) -> list[Logprobs]:
-        """Return the logprobs of a prompt that is computed in chunks, with no sample after it."""
+        """Return the logprobs of a prompt that is computed in chunks without a sample after it."""
         with_company = self._begin(token_ids, {"prompt_logprobs": 1}, company)
         start, step = 0, 0
         ends = [end for end in np.cumsum(CHUNKS).tolist() if end < len(token_ids)]

@@ -1,4 +1,4 @@
-"""The list of cells that the first minutes on a GPU measure, most important first. Measures nothing itself.
+"""The cells that the first minutes on a GPU measure, most important first. Measures nothing itself.
 
 A cell is one call of a function in `drive.py`, in a process that can be killed without losing other cells.
 """
@@ -16,13 +16,13 @@ from bench_gpu_parts.towers import TOWER_RUNS, TOWERS, TowerRunName
 TOTAL_S = 420.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
 MAX_HEAD_ROWS = 256
-"""Only rows that are sampled are multiplied with the output weight."""
+"""Maximum number of rows of the output layer: only sampled rows are multiplied with it."""
 ATTENTION = ((1, 8192, 8192), (1, 2048, 2048), (1, 32768, 32768), (64, 1024, 1), (64, 8192, 1), (1, 8192, 1))
-"""Requests, tokens of each, and how many of them are computed."""
+"""Number of requests, tokens of each, and how many of the tokens are computed."""
 MODELS: tuple[ShapeName, ...] = ("Qwen3-0.6B", "Llama-3.1-8B")
 TEMPERATURE: dict[str, Any] = {"temperature": 0.6}
 FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-"""The defaults of Qwen3's generation config."""
+"""Sampling defaults of Qwen3's generation config."""
 REPORTED: dict[str, Any] = {"temperature": 0.6, "logprobs": 20}
 
 TP_INVARIANT: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 64, 2048]}
@@ -34,7 +34,7 @@ Group = Literal["kernels", "early", "small", "large", "engine"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement, or a few that belong together."""
+    """One measurement, or a few related ones."""
 
     key: str
     title: str
@@ -43,9 +43,9 @@ class Cell:
     """Name of a function in `drive.py`."""
     arguments: dict[str, Any]
     expected_s: float
-    """Expected time on an H200."""
+    """Expected time on an H200 in seconds."""
     limit_s: float
-    """The process is killed after this time."""
+    """Time in seconds after which the process is killed."""
 
 
 def all_cells() -> list[Cell]:
@@ -64,7 +64,7 @@ def all_cells() -> list[Cell]:
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         _quantized("GPTQ"),  # scripts/bench_gpu measures all formats
         _mixture("Qwen3-30B-A3B"),
-        _mixture("GPT-OSS-20B", "mxfp4"),  # as it is published
+        _mixture("GPT-OSS-20B", "mxfp4"),  # the published format
         *(_recurrence(name) for name in RECURRENCES),
         Cell("bits-tp", "the bits of products that ranks divide", "kernels", "tp_invariant", TP_INVARIANT, 20, 60),
         Cell("sums", "sums over several GPUs", "kernels", "sums", SUMS, 20, 90),
@@ -146,7 +146,7 @@ def _latent(num_heads: int) -> Cell:
 
 
 def _decode(shape: ShapeName, group: Group) -> list[Cell]:
-    """Return decode steps by ways of sampling; the first one loads the model unless it is loaded already."""
+    """Return decode steps with each kind of sampling; the first cell loads the model unless it is already loaded."""
     samplings = {"temperature": TEMPERATURE, "top-k and top-p": FILTERED}
     if group == "small":
         samplings["20 logprobs"] = REPORTED

@@ -35,16 +35,16 @@ MAX_SHOWN_KERNELS = 14
 BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY = 400, 40, 40
 MAX_SEQS, MAX_MODEL_LEN = 64, 2048
 MIXED = 64, 1024, 512
-"""Decodes, their tokens, and the tokens of the chunk beside them, as scripts/bench_gpu measures under the same key."""
+"""Decodes, their tokens, and the tokens of the chunk in their step, as in scripts/bench_gpu under the same key."""
 NUM_DRAFTS = 3
 BENCH_PREFILL = 8192
-"""The length that scripts/bench_gpu measures, under the same key."""
+"""Tokens of the prompt that scripts/bench_gpu measures under the same key."""
 
 _runners: dict[str, StepRunner] = {}
 
 
 def environment() -> dict[str, Any]:
-    """Return what the numbers depend on: GPU, driver, versions, clocks."""
+    """Return the environment that the numbers depend on: GPU, driver, versions, clocks."""
     detail: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version}
     if IS_ON_GPU:
         properties = torch.cuda.get_device_properties(DEVICE)
@@ -65,7 +65,7 @@ def environment() -> dict[str, Any]:
 
 
 def ceilings() -> dict[str, Any]:
-    """Return the rates that percentages are of."""
+    """Return the ceilings, to which percentages refer."""
     found = kernels.ceilings() if IS_ON_GPU else kernels.ceilings(copy_bytes=1 << 20, matrix_size=64)
     copy, matrix = found["copy_bytes"], found["matrix_flops"]
     figures = [
@@ -76,7 +76,7 @@ def ceilings() -> dict[str, Any]:
 
 
 def agreeing_rows(**weight: Any) -> dict[str, Any]:
-    """Return which row counts of cuBLAS agree for a weight."""
+    """Return the row counts for which cuBLAS gives the same bits, for a weight."""
     return products.agreeing_rows(**_tiny(weight, num_outputs=32, num_inputs=64))
 
 
@@ -86,14 +86,14 @@ def measure_products(**weight: Any) -> dict[str, Any]:
 
 
 def attention_bits(has_sinks: bool = False) -> dict[str, Any]:
-    """Return whether attention gives a position the same bits in every step; with sinks, as GPT-OSS has it."""
+    """Return whether attention gives a position the same bits in every step; with attention sinks, like GPT-OSS."""
     heads = ((64, 8, 64) if has_sinks else (32, 8, 128)) if IS_ON_GPU else (2, 1, 16)
     length, num_decodes = (5000, 97) if IS_ON_GPU else (70, 3)
     return bits.attention_bits(length, num_decodes, *heads, window=128 if has_sinks else None, has_sinks=has_sinks)
 
 
 def latent_attention(num_heads: int) -> dict[str, Any]:
-    """Return the times and bits of latent attention, as DeepSeek has it."""
+    """Return the times and bits of latent attention, like DeepSeek's."""
     return latent.latent_attention(num_heads, is_tiny=not IS_ON_GPU)
 
 
@@ -141,12 +141,12 @@ def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) ->
 
 
 def early_launches(shape: ShapeName, rows: list[int], weights: QuantizedName | None) -> dict[str, Any]:
-    """Return what launches before the end of the kernel ahead save, and whether the bits stay."""
+    """Return the time that early launches save, and whether the bits are unchanged."""
     return early.early_launches(shape, rows if IS_ON_GPU else [1, 3], weights)
 
 
 def tp_invariant(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
-    """Return whether products have the same bits on any number of ranks, and what that costs."""
+    """Return whether products have the same bits on any number of ranks, and the cost of that."""
     return ranks.tp_invariant(shape, rows if IS_ON_GPU else [1, 3])
 
 
@@ -157,7 +157,7 @@ def model_bits(shape: ShapeName) -> dict[str, Any]:
 
 
 def decode(shape: ShapeName, name: str, sampling: Sampling, batch: int, context: int) -> dict[str, Any]:
-    """Return the time of a decode step, and the kernels that take it."""
+    """Return the time of a decode step, and its longest kernels."""
     if not IS_ON_GPU:
         batch, context = 2, 16
     step_s, by_kernel = _runner(shape).profile(batch, context, sampling)
@@ -182,7 +182,7 @@ def decode(shape: ShapeName, name: str, sampling: Sampling, batch: int, context:
 
 
 def mixed(shape: ShapeName) -> dict[str, Any]:
-    """Return the time of a step of decodes and a chunk of a prompt, and how long the GPU waits in it."""
+    """Return the time of a step with decodes and a prompt chunk, and how long the GPU waits in it."""
     batch, context, chunk = MIXED if IS_ON_GPU else (2, 16, 2)
     step_s, busy_s = _runner(shape).mixed_step(batch, context, chunk, asks_busy=True)
     assert busy_s is not None
@@ -195,9 +195,9 @@ def mixed(shape: ShapeName) -> dict[str, Any]:
 
 
 def drafts(shape: ShapeName) -> dict[str, Any]:
-    """Return the time of steps that draft, if the host waits once and if it waits for each draft.
+    """Return the time of steps that draft, with the host waiting once and with the host waiting for each draft.
 
-    A model drafts for itself: a draft takes what a step takes without the host.
+    A model drafts for itself: a draft takes as long as a step without the host.
     """
     directory = Path(tempfile.mkdtemp(prefix="first-look-"))
     model = str(write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory))
@@ -251,7 +251,7 @@ def _tiny(arguments: dict[str, Any], **smaller: Any) -> dict[str, Any]:
 
 
 def _runner(shape: ShapeName) -> StepRunner:
-    """Return the runner of a model; it stays until this process ends."""
+    """Return the runner of a model; it lives until this process ends."""
     if shape not in _runners:
         directory = Path(tempfile.mkdtemp(prefix="first-look-"))
         model = write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory)
@@ -269,7 +269,7 @@ def _runner(shape: ShapeName) -> StepRunner:
 
 
 def _step_bound(config: dict[str, Any], batch: int, context: int) -> list[tuple[float, float]]:
-    """Return the least work of a decode step: all weights once, then all keys and values once."""
+    """Return the minimum work of a decode step: all weights once, then all keys and values once."""
     shapes = weight_shapes(config)
     head = shapes.pop("head")
     weights = config["num_hidden_layers"] * sum(rows * width for rows, width in shapes.values()) + head[0] * head[1]

@@ -1,4 +1,4 @@
-"""Kernels that begin before the kernel ahead of them ends: the same bits, and how much time it saves.
+"""Kernels that begin before the previous kernel ends: whether bits stay the same, and how much time this saves.
 
 Compares the products, norms and activations of a few layers with and without programmatic dependent launches.
 """
@@ -22,7 +22,7 @@ from octavo.kernels.rms_norm.gpu import rms_norm
 from octavo.kernels.silu_and_mul.gpu import silu_and_mul
 
 NUM_LAYERS = 6
-"""Their weights are larger than the second-level cache."""
+"""Number of layers: their weights are larger than the second-level cache."""
 NUM_TRIALS = 20
 EPS = 1e-6
 Product = Callable[[Tensor], Tensor]
@@ -35,15 +35,15 @@ class Layer:
     qkv: Product
     out: Product
     gate_up: Product
-    """With the activation."""
+    """Product of gates and ups, with the activation."""
     down: Product
     norm: Tensor
     width: int
-    """Of the result of attention."""
+    """Width of the result of attention."""
 
     @classmethod
     def new(cls, config: dict[str, Any], weights: QuantizedName | None) -> "Layer":
-        """Make a layer with random weights; `weights`: their format, None for 16 bits."""
+        """Make a layer with random weights in the format `weights`; `None` for 16 bits."""
         shapes, gpu = weight_shapes(config), gpu_of(DEVICE)
 
         def product(name: str) -> InvariantLinear:
@@ -66,7 +66,7 @@ class Layer:
 
 @torch.inference_mode()
 def early_launches(shape: ShapeName, rows: list[int], weights: QuantizedName | None) -> dict[str, Any]:
-    """Return the microseconds of a layer without attention, and whether its bits are the same."""
+    """Return the microseconds of a layer without attention, and whether its bits are unchanged."""
     name = shape if weights is None else f"{shape}, {weights}"
     is_possible = IS_ON_GPU and torch.cuda.get_device_capability(DEVICE) >= MIN_CAPABILITY
     layers = [Layer.new(SHAPES[shape] if IS_ON_GPU else TINY, weights) for _ in range(NUM_LAYERS if IS_ON_GPU else 1)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Bound = Sequence[tuple[float, float]]
-"""Bytes and floating-point operations of parts that follow one another; a part takes the longer of both."""
+"""Bytes and floating-point operations of consecutive parts; each part takes the longer of both times."""
 
 
 def figure(
@@ -22,15 +22,15 @@ def figure(
     """Return one number of the table.
 
     Args:
-        key: of its line; figures of several columns share it.
-        title: of its line.
-        unit: of the value.
+        key: key of its line; figures of several columns share it.
+        title: title of its line.
+        unit: unit of the value.
         value: the number.
-        column: the engine or kernel that was measured.
-        seconds: measured time, which is compared with `bound`.
-        bound: the least work; () if there is none to compare with.
-        digits: after the decimal point.
-        is_higher_better: for comparisons with other runs.
+        column: the measured engine or kernel.
+        seconds: the measured time, which is compared with `bound`.
+        bound: the minimum work; () if there is none to compare with.
+        digits: digits after the decimal point.
+        is_higher_better: whether a larger value is better, for comparisons with other runs.
     """
     return {
         "key": key,
@@ -49,8 +49,8 @@ def cell_result(figures: Sequence[dict[str, Any]], detail: Any = None, lines: Se
     """Return the result of a cell.
 
     Args:
-        figures: for the table.
-        detail: anything else, for the report.
-        lines: what to print below the table.
+        figures: figures for the table.
+        detail: further data for the report.
+        lines: lines to print below the table.
     """
     return {"figures": list(figures), "detail": detail, "lines": list(lines)}

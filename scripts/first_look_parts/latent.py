@@ -1,4 +1,4 @@
-"""Latent attention: how fast, beside the estimate, and whether a position has the same bits in every step."""
+"""Latent attention: its speed compared with the estimate, and whether bits of a position are the same in every step."""
 
 from typing import Any
 

@@ -15,7 +15,7 @@ from first_look_parts.cells import Cell
 PARTS = Path(__file__).parent
 START_LIMIT_S = 60.0
 LEAST_USEFUL_S = 3.0
-"""A cell is not started with less time than this."""
+"""Minimum time in seconds that must be left to start a cell."""
 
 OpenCalls = Callable[[], Calls]
 Record = Callable[[Cell, dict[str, Any]], None]
@@ -25,8 +25,8 @@ def open_driver(logs: Path, *, is_dry_run: bool) -> OpenCalls:
     """Return a function that starts a measuring process.
 
     Args:
-        logs: directory for its log.
-        is_dry_run: interpret kernels, on the CPU.
+        logs: directory for the log of the process.
+        is_dry_run: whether kernels are interpreted on the CPU.
     """
     environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "HF_HUB_OFFLINE": "1"}
     if is_dry_run:
@@ -47,12 +47,12 @@ def measure(
     """Measure all cells for which there is enough time.
 
     Args:
-        cells: in order.
-        open_calls: starts a process that measures.
-        record: takes each cell as soon as it is over: `figures`, `detail` and `lines`, or `error` or `left_out`; and
-            `elapsed_s`.
-        total_s: for all of them.
-        clock: in seconds.
+        cells: the cells, in order.
+        open_calls: starts a measuring process.
+        record: called with each cell as soon as it is over: `figures`, `detail` and `lines`, or `error` or
+            `left_out`; and `elapsed_s`.
+        total_s: time limit for all cells in seconds.
+        clock: returns the time in seconds.
     """
     ends_at = clock() + total_s
     calls: Calls | None = None

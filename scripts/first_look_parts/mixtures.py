@@ -1,4 +1,4 @@
-"""The experts of a layer: how fast, beside the estimate, and whether a token has the same bits in every batch."""
+"""The experts of a layer: their speed compared with the estimate, and whether bits of a token depend on the batch."""
 
 from functools import partial
 from typing import Any
@@ -24,14 +24,14 @@ from octavo.kernels.routing import Routing, RoutingRule
 from octavo.kernels.routing.gpu import route
 
 LEAST_S = 0.05
-"""Minimum time of one measurement."""
+"""Minimum time of one measurement in seconds."""
 
 
 @torch.inference_mode()
 def mixture(name: MixtureName, rows: list[int], form: QuantizedName | None = None) -> dict[str, Any]:
     """Return the microseconds of routing and experts for each number of tokens, and the tokens whose bits differ.
 
-    `form`: of the weights; None: 16 bits.
+    `form` is the format of the weights; `None` for 16 bits.
     """
     layer = MIXTURES[name] if IS_ON_GPU else TINY
     expert_bytes = quantized_expert_bytes(layer, form) if form else layer.weight_bytes()
@@ -78,7 +78,7 @@ def _packed(layer: Mixture, form: QuantizedName | None) -> PackedExperts:
             weight = normal(num_outputs, num_inputs) * num_inputs**-0.5
             return LibraryLinear(weight, bias)
         device = torch.device(DEVICE)
-        num_done = torch.zeros(1, dtype=torch.int32, device=device)  # of splits, which experts do not have
+        num_done = torch.zeros(1, dtype=torch.int32, device=device)  # number of finished splits; experts have none
         return QuantizedProduct(weight_of(form, num_outputs, num_inputs, device), bias, gpu_of(device), num_done)
 
     def weights(num_outputs: int, num_inputs: int, *, has_bias: bool) -> list[PackedLinear]:

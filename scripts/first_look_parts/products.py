@@ -1,4 +1,4 @@
-"""Products with a weight: which row counts of cuBLAS agree, and how fast cuBLAS and our kernel are."""
+"""Products with a weight: which row counts of cuBLAS agree, and the speed of cuBLAS and of our kernel."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -16,13 +16,13 @@ from octavo.kernels.silu_and_mul import silu_and_mul
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 LEAST_S = 0.05
-"""Minimum time of one measurement; there are about a hundred."""
+"""Minimum time of one measurement in seconds; there are about a hundred."""
 ELEMENT_BYTES = 2
 
 
 @torch.inference_mode()
 def agreeing_rows(name: str, num_outputs: int, num_inputs: int) -> dict[str, Any]:
-    """Return for a weight which row counts give a row the same bits in cuBLAS as the largest one does."""
+    """Return the row counts for which cuBLAS gives a row the same bits as with the largest count, for a weight."""
     weight = normal(num_outputs, num_inputs) * num_inputs**-0.5
     library = gpu.LibraryLinear(weight, None)
     counts = gpu.row_counts(num_outputs) if IS_ON_GPU else (1, 2, 8)
@@ -40,13 +40,13 @@ def agreeing_rows(name: str, num_outputs: int, num_inputs: int) -> dict[str, Any
 
 @torch.inference_mode()
 def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> dict[str, Any]:
-    """Return the microseconds of a product for each number of rows: estimated, by cuBLAS and by our kernels."""
+    """Return the microseconds of a product for each number of rows: estimated, with cuBLAS and with our kernels."""
     copies = num_copies(num_outputs * num_inputs * ELEMENT_BYTES)
     weights = [normal(num_outputs, num_inputs) for _ in range(copies)]
     library = [gpu.LibraryLinear(weight, None) for weight in weights]
     own = [InvariantLinear.new(weight, None, gpu_of(weight.device)) for weight in weights]
     kinds: dict[Epilogue, dict[str, Sequence[Product]]] = {"none": {"cublas": library, "octavo": own}}
-    if name.endswith("gate_up"):  # by cuBLAS in two kernels
+    if name.endswith("gate_up"):  # cuBLAS needs two kernels
         gated = [lambda x, multiply=multiply: silu_and_mul(multiply(x)) for multiply in library]
         kinds["silu_and_mul"] = {"cublas": gated, "octavo": [one.silu_and_mul for one in own]}
     figures = []
@@ -70,13 +70,13 @@ def products(name: str, num_outputs: int, num_inputs: int, rows: list[int]) -> d
 
 
 def device_name() -> DeviceName:
-    """Return whose rates estimates use; an H200's for all GPUs but an H100."""
+    """Return the GPU whose rates the estimates use: an H200 for all GPUs but an H100."""
     is_h100 = IS_ON_GPU and "H100" in torch.cuda.get_device_name()
     return "H100" if is_h100 else "H200"
 
 
 def _ranges(some: list[int], counts: tuple[int, ...]) -> str:
-    """Return numbers as ranges of neighbouring counts: "1 to 8, 24"."""
+    """Return numbers as ranges of consecutive counts: "1 to 8, 24"."""
     places = [counts.index(count) for count in some]
     parts = []
     start = 0

@@ -1,4 +1,4 @@
-"""Products with quantized weights: how fast, beside the estimate, and whether a row has the same bits in a batch."""
+"""Products with quantized weights: their speed compared with the estimate, and whether bits of a row stay the same."""
 
 from typing import Any
 

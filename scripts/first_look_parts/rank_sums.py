@@ -1,6 +1,6 @@
-"""One rank of the sums over GPUs that `ranks.py` measures: python -P rank_sums.py JOB RANK. Rank 0 prints JSON.
+"""One rank of the sums over GPUs that `ranks.py` measures: `python -P rank_sums.py JOB RANK`. Rank 0 prints JSON.
 
-On CPUs, for tests, Gloo copies and there is no kernel over the memory of all ranks.
+On CPUs, for tests, Gloo copies, and the kernel over the memory of all ranks is left out.
 """
 
 import json
@@ -19,7 +19,7 @@ from octavo.worker_proc.parallel.symmetric import open_symmetric_ranks
 
 EPS = 1e-6
 COPIES = 20
-"""Sums in a graph: the ranks wait for one another at each."""
+"""Number of sums in a graph; the ranks wait for one another at each."""
 
 
 def main() -> None:
@@ -62,9 +62,9 @@ def _measure(
     results = [step(0) for step in steps.values()]
     seconds = {}
     for name, step in {**steps, "nccl": add_up_by_nccl}.items():
-        step(0)  # NCCL makes its connections outside of graphs
+        step(0)  # NCCL opens its connections outside of graphs
         replay = captured(step, COPIES)
-        # A mean over a time would call it more often on some ranks, and leave others waiting.
+        # A mean over a fixed time would need more calls on some ranks, and leave the others waiting.
         seconds[name] = seconds_of(lambda replay=replay: [replay() for _ in range(10)], 0.0) / (10 * COPIES)  # type: ignore[misc]
         del replay
     is_equal = all(torch.equal(result, results[0]) for result in results)

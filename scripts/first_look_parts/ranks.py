@@ -1,4 +1,4 @@
-"""What ranks of tensor parallelism need of GPUs: products with one order of sums, and sums over several GPUs."""
+"""Requirements of tensor parallel ranks on GPUs: products with one order of sums, and sums over several GPUs."""
 
 import json
 import os
@@ -25,13 +25,13 @@ NUM_RANKS = (1, 2, 4, 8) if IS_ON_GPU else (1, 2)
 NUM_SEGMENTS = 8
 LIMIT_S = 60.0
 LEAST_S = 0.01
-"""Minimum time of one measurement; there are about a hundred."""
+"""Minimum time of one measurement in seconds; there are about a hundred."""
 _ROW_PARALLEL = ("out", "down")
 
 
 @torch.inference_mode()
 def tp_invariant(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
-    """Return whether a layer's products have the same bits however many ranks divide them, and what that costs.
+    """Return whether a layer's products have the same bits for any number of ranks, and the cost of that.
 
     All ranks are computed on this GPU, one after another.
     """
@@ -63,7 +63,7 @@ def tp_invariant(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
 def _product(
     name: str, part: Tensor, whole_outputs: int, count: int, *, is_tp_invariant: bool = True
 ) -> InvariantLinear:
-    """Return the product of a rank that has a part of a weight."""
+    """Return the product of a rank, which has a part of a weight."""
     if not is_tp_invariant:
         return InvariantLinear.new(part, None, gpu_of(DEVICE))
     product = Packer(is_batch_invariant=True, is_tp_invariant=True).pack(part, None, whole_outputs=whole_outputs)
@@ -72,7 +72,7 @@ def _product(
 
 
 def _result(name: str, weight: Tensor, x: Tensor, count: int) -> Tensor:
-    """Return the product with a weight that so many ranks divide."""
+    """Return the product with a weight that is divided among `count` ranks."""
     is_partial = name in _ROW_PARALLEL
     parts = weight.chunk(count, 1 if is_partial else 0)
     products = [_product(name, part.contiguous(), len(weight), count) for part in parts]
@@ -84,7 +84,7 @@ def _result(name: str, weight: Tensor, x: Tensor, count: int) -> Tensor:
 def _layer_seconds(
     shapes: dict[str, tuple[int, int]], x: dict[int, Tensor], num_rows: int, count: int, *, is_tp_invariant: bool
 ) -> float:
-    """Return the time of a layer's products on one rank; each weight is read from memory."""
+    """Return the seconds of a layer's products on one rank; each weight is read from memory."""
     spent_s = 0.0
     for name, (outputs, inputs) in shapes.items():
         if name == "head":
@@ -128,7 +128,7 @@ def sums(width: int, rows: list[int]) -> dict[str, Any]:
 
 
 def run_ranks(device: str, size: int, width: int, rows: list[int]) -> dict[str, Any]:
-    """Return what `rank_sums` measures on rank 0: `sums`, or the `error` of a rank."""
+    """Return the results of `rank_sums` on rank 0: `sums`, or the `error` of a rank."""
     with tempfile.TemporaryDirectory(prefix="first-look-") as directory:
         rendezvous, log = Path(directory) / "ranks", Path(directory) / "log"
         job = json.dumps({"device": device, "size": size, "width": width, "rows": rows, "rendezvous": str(rendezvous)})

@@ -1,4 +1,4 @@
-"""The recurrence of a layer: how fast, beside the estimate, and whether chunks and company change its bits."""
+"""The recurrence of a layer: its speed compared with the estimate, and whether chunks or the batch change its bits."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from octavo.kernels.selective_scan import ScanWeights
 from octavo.kernels.selective_scan.gpu import selective_scan
 
 LEAST_S = 0.05
-"""Minimum time of one measurement."""
+"""Minimum time of one measurement in seconds."""
 
 
 class Layer:
-    """A convolution and a recurrence with random weights, and the states of so many requests."""
+    """A convolution and a recurrence with random weights, and the states of a number of requests."""
 
     def __init__(self, name: RecurrenceName, num_states: int) -> None:
         self.sizes = sizes = _sizes(name)
@@ -31,7 +31,7 @@ class Layer:
         self.states = torch.zeros(num_states, sizes.num_heads, sizes.num_rows, sizes.num_columns, device=DEVICE)
 
     def run(self, rows: Tensor, factors: Tensor, slots: DeviceSlots) -> Tensor:
-        """Return the outputs of all heads; `factors` are the numbers of each head, two for each token."""
+        """Return the outputs of all heads; `factors` has two numbers per head and token."""
         sizes = self.sizes
         mixed = causal_conv1d(rows, self._weight, self._bias, self.conv_states, slots, has_silu=True)
         num_values = sizes.num_heads * sizes.num_columns
@@ -46,7 +46,7 @@ class Layer:
 
 @torch.inference_mode()
 def recurrence(name: RecurrenceName, steps: list[list[int]]) -> dict[str, Any]:
-    """Return the microseconds of steps of so many requests and tokens each, and the requests whose bits differ."""
+    """Return the microseconds of steps with these numbers of requests and tokens, and requests whose bits differ."""
     differing = _differing(name, *(4, 67) if IS_ON_GPU else (2, 5))
     figures = []
     for num_requests, num_tokens in steps:
@@ -77,7 +77,7 @@ def _seconds(name: RecurrenceName, num_requests: int, num_tokens: int) -> float:
 
 
 def _differing(name: RecurrenceName, num_requests: int, num_tokens: int) -> list[int]:
-    """Compute requests alone and whole, and again together in chunks of several sizes; return those that differ."""
+    """Compute requests alone and unchunked, then together in chunks of several sizes; return those that differ."""
     layer = Layer(name, 2 * num_requests)
     rows, factors = normal(num_requests, num_tokens, layer.sizes.channels), normal(num_requests, num_tokens, 1)
     factors = factors.repeat(1, 1, 2 * layer.sizes.num_heads)

@@ -21,7 +21,7 @@ TITLES = {
     "cublas": "cuBLAS",
     "sdpa": "torch SDPA",
 }
-"""The columns, in their order."""
+"""Titles of the columns, in order."""
 
 
 @dataclass
@@ -29,9 +29,9 @@ class Report:
     """Collects cells, and writes the file after each of them.
 
     Args:
-        path: of the JSON file; None: none is written.
-        settings: of this run, for the file.
-        estimates: calculated values of octavo's figures, by key and in their unit.
+        path: the JSON file; `None` to write none.
+        settings: the settings of this run, for the file.
+        estimates: estimated values of octavo's figures, by key and in their unit.
     """
 
     path: Path | None
@@ -55,7 +55,7 @@ class Report:
         self._write()
 
     def text(self) -> str:
-        """Return the table, the lines of the cells, and what failed or is missing."""
+        """Return the table, the lines of the cells, and the list of failed and missing cells."""
         lines = ["", table(self.results, TITLES), ""]
         for found in self.cells.values():
             lines += found.get("lines", [])
@@ -70,7 +70,7 @@ class Report:
         self.results.add(metric, found["column"], Figure(found["value"], self._share(found)))
 
     def _share(self, found: dict[str, Any]) -> float | None:
-        """Return the share of the ceilings; None if they or the least work are not known."""
+        """Return the fraction of the ceilings; `None` if they or the minimum work are unknown."""
         if self.ceilings is None or not found["bound"]:
             return None
         copy, matrix = self.ceilings["copy_bytes"], self.ceilings["matrix_flops"]

@@ -1,4 +1,4 @@
-"""Towers: how fast they and their attention are, and whether the company of an item changes its bits."""
+"""Towers: their speed and that of their attention, and whether other items in a run change the bits of an item."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.dummy import fill_dummy
 
 LEAST_S = 0.05
-"""Minimum time of one measurement."""
+"""Minimum time of one measurement in seconds."""
 
 
 @torch.inference_mode()
 def tower_attention(name: TowerRunName) -> dict[str, Any]:
-    """Return the microseconds of a layer's attention, beside torch's, and the parts whose bits depend on the run."""
+    """Return the microseconds of a layer's attention, ours and torch's, and the parts whose bits depend on the run."""
     run = TOWER_RUNS[name] if IS_ON_GPU else TINY_RUN
     key, title = f"tower-{name}", f"attention of a tower, {name}, {run.num_parts} x {run.length}"
     estimate, bound = estimate_attention(run, "H200"), [(float(run.num_bytes), run.flops)]
@@ -56,7 +56,7 @@ def tower_attention(name: TowerRunName) -> dict[str, Any]:
 
 @torch.inference_mode()
 def tower(name: TowerName) -> dict[str, Any]:
-    """Return the milliseconds of a run of a whole tower, and whether an item has the same bits in company."""
+    """Return the milliseconds of a run of a complete tower, and whether an item has the same bits among others."""
     own = TOWERS[name]
     lengths = own.lengths if IS_ON_GPU else own.tiny_lengths
     built, runs, num_weights = _tower(own, max(lengths))
@@ -92,7 +92,7 @@ def _attend(qkv: Tensor, parts: Parts, run: TowerRun) -> Tensor:
 
 
 def _tower(tower: Tower, max_rows: int) -> tuple[MediaTower, DeviceTower, float]:
-    """Return a tower of random weights, what runs it, and the weights that each row is multiplied with."""
+    """Return a tower with random weights, its runner, and the number of weights that each row is multiplied with."""
     config = tower.config if IS_ON_GPU else tower.tiny_config
     width = config.get("vision_config", {}).get("hidden_size", tower.width)
     facts = MediaFacts(architecture=tower.architecture, hf_config=config, token_ids={tower.kind: 0}, processor_path="")
@@ -107,7 +107,7 @@ def _tower(tower: Tower, max_rows: int) -> tuple[MediaTower, DeviceTower, float]
     own.pack(Packer(DEVICE, is_batch_invariant=True))
     if IS_ON_GPU:
         return own, DeviceTower(own, CudaStream(DEVICE)), num_weights
-    from fake_stream import FakeStream  # of the tests, which are on the path in dry runs
+    from fake_stream import FakeStream  # a module of the tests, which are on the path in dry runs
 
     return own, DeviceTower(own, FakeStream()), num_weights
 

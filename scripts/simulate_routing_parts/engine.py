@@ -1,4 +1,4 @@
-"""An engine of the simulation: its queue, and what it has cached."""
+"""A simulated engine: its queue and its cache."""
 
 import itertools
 from collections import OrderedDict, deque
@@ -9,41 +9,41 @@ from octavo.protocol.prefix_hash import SPAN_TOKENS
 from simulate_routing_parts.workload import Turn
 
 STATE_BITS = 2**64 - 1
-"""The key of a state is the complement of that of the span before it: see `CacheUpdate.stored`."""
+"""Mask of a state's key, which is the complement of the key of the span before it: see `CacheUpdate.stored`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the cache of an engine holds."""
+    """Capacity of the cache of an engine."""
 
     num_spans: int
     num_states: int = 0
-    """Recurrent states."""
+    """Number of recurrent states."""
     state_interval: int = 0
-    """Tokens after which requests leave one, and others continue only from those; 0: from any span."""
+    """Tokens between the states that requests leave, from which others continue; 0: requests continue from any span."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """What the simulation knows of an engine."""
+    """The simulated state of an engine."""
 
     capacity: Capacity
     cache: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
-    """Spans, by short hash."""
+    """Cached spans, by short hash; the latest is last."""
     states: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
-    """Recurrent states, by that of the span before."""
+    """Cached recurrent states, by the short hash of the span before."""
     waiting: "deque[Turn]" = field(default_factory=deque)
     live: int = 0
     is_busy: bool = False
     changes: "dict[int, bool]" = field(default_factory=dict)
-    """What was stored or evicted since the last report, as engines report it."""
+    """Keys stored (true) or evicted since the last report, as engines report them."""
     reports_soon: bool = False
     num_reports: int = 0
     life: int = 0
-    """Events of an earlier life are ignored."""
+    """Number of restarts; events of an earlier life are ignored."""
 
     def lookup(self, keys: list[int]) -> int:
-        """Return from how many spans of a prompt the engine continues, and cache all of them."""
+        """Return the number of cached spans after which the engine continues a prompt, and cache all of its spans."""
         hits = sum(1 for _ in itertools.takewhile(self.cache.__contains__, keys))
         if interval := self.capacity.state_interval:
             hits = next((number for number in range(hits, 0, -1) if keys[number - 1] in self.states), 0)
@@ -56,7 +56,7 @@ class Engine:
     def _keep(
         self, cache: "OrderedDict[int, None]", keys: list[int], most: int, key_of: Callable[[int], int] = int
     ) -> None:
-        """Make these the latest of a cache, and note what was stored and evicted."""
+        """Make these keys the latest of a cache, and note what was stored and evicted."""
         for key in keys:
             if key not in cache:
                 self.changes[key_of(key)] = True

@@ -1,4 +1,4 @@
-"""`Simulation`: HTTP processes that route requests to engines, and what comes of it."""
+"""`Simulation`: HTTP processes that route requests to engines, and the resulting measurements."""
 
 import heapq
 import itertools
@@ -18,20 +18,20 @@ from simulate_routing_parts.engine import Capacity, Engine
 from simulate_routing_parts.workload import BLOCK_SIZE, PREFILL_TOKENS_PER_S, Turn, span_keys
 
 DECODE_S = 0.01
-"""Per token, however many requests decode: their number is small beside what a GPU computes at once."""
+"""Seconds per decoded token, for any number of requests: their number is small compared with a GPU's capacity."""
 RESTART_S = 5.0
 REPORT_DELAY_S = 0.05
-"""From the first token of a prompt until all processes know that its blocks are cached."""
+"""Seconds from the first token of a prompt until all processes know that its blocks are cached."""
 STATS_INTERVAL_S = 1.0
 
 PREFIX_POLICIES = ("prefix", "estimates", "reports", "blocks")
 
 Chooser = Callable[["Turn", list[int]], tuple[int, int]]
-"""Returns an engine, and the prompt tokens that it has to compute if they are known."""
+"""Returns an engine, and the number of prompt tokens that it has to compute, if known."""
 
 
 class ReportedOnly(PrefixRouter):
-    """Knows nothing but what engines report."""
+    """A router that knows only the engines' reports."""
 
     def _remember(self, keys: Sequence[int], engine: int, *, can_expire: bool) -> None:
         pass
@@ -45,11 +45,11 @@ class Process:
     pending: list[int]
     """Prompt tokens that each engine probably has to compute for requests of this process."""
     live: list[int]
-    """Live requests of this process on each engine."""
+    """Number of live requests of this process on each engine."""
 
 
 class Simulation:
-    """Engines, their events, and what is measured."""
+    """The engines, their events, and the measurements."""
 
     def __init__(
         self, num_engines: int, num_processes: int, capacity: Capacity, policy: str, death_every_s: float, seed: int
@@ -81,7 +81,7 @@ class Simulation:
         self.route_s = self.view_s = 0.0
 
     def run(self, workload: Iterator[Turn]) -> None:
-        """Play the workload until every request has ended."""
+        """Run the workload until every request has ended."""
         if self._death_every_s:
             self._at(self._death_every_s, "death", self._rng.randrange(len(self.engines)))
         num_arrived, next_sample = 0, 1.0
@@ -230,9 +230,9 @@ class Simulation:
         return up[next(self._next) % len(up)], 0
 
     def _choose_least_loaded(self, turn: Turn, up: list[int]) -> tuple[int, int]:
-        """By the true load of all processes."""
+        """Choose the engine with the lowest true load of all processes."""
         return min(up, key=lambda index: (self.engines[index].live, self._rng.random())), 0
 
     def _choose_hashing(self, turn: Turn, up: list[int]) -> tuple[int, int]:
-        """Rendezvous hashing of the conversation: only those of an engine that dies move."""
+        """Choose by rendezvous hashing of the conversation: if an engine dies, only its conversations move."""
         return max(up, key=lambda index: zlib.crc32(f"{turn.session} {index}".encode())), 0

@@ -13,7 +13,7 @@ from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, SPAN_TOKENS
 PREFILL_TOKENS_PER_S = 20_000.0
 BLOCK_SIZE = 16
 UTILIZATION = 0.7
-"""Share of the time in which engines would compute prompts if nothing were cached."""
+"""Fraction of the time in which engines would compute prompts if nothing were cached."""
 NUM_SYSTEM_PROMPTS = 40
 
 
@@ -26,19 +26,19 @@ class Turn:
     num_outputs: int
     arrival_s: float
     process: int = 0
-    """That routes it."""
+    """Index of the HTTP process that routes the request."""
     engine: int = 0
     num_new_tokens: int = 0
-    """Prompt tokens that the process expects the engine to compute; 0 once it has."""
+    """Prompt tokens that the process expects the engine to compute; 0 once they are computed."""
     keys: list[int] = field(default_factory=list)
-    """Short hashes of the prompt's whole spans."""
+    """Short hashes of the prompt's complete spans."""
 
 
 def turns(num_requests: int, num_engines: int, seed: int) -> Iterator[Turn]:
     """Yield the requests of conversations that share system prompts, in order of arrival."""
     rng = random.Random(seed)
     systems = [_tokens(rng, 1024) for _ in range(NUM_SYSTEM_PROMPTS)]
-    mean_tokens = 2_300  # of a prompt of this workload
+    mean_tokens = 2_300  # per prompt of this workload
     rate = UTILIZATION * num_engines * PREFILL_TOKENS_PER_S / mean_tokens
     sessions = itertools.count()
     heap: list[tuple[float, int, int, array[int]]] = []
@@ -58,12 +58,12 @@ def turns(num_requests: int, num_engines: int, seed: int) -> Iterator[Turn]:
 
 
 def _tokens(rng: random.Random, count: int) -> "array[int]":
-    """Return tokens of any value: they are only hashed, and drawing each of them would take most of a run."""
+    """Return arbitrary tokens: they are only hashed, and drawing each of them would take most of a run."""
     return array("i", rng.randbytes(4 * count))
 
 
 def span_keys(token_ids: "array[int]") -> list[int]:
-    """Return the short hashes of the whole spans of a prompt."""
+    """Return the short hashes of the complete spans of a prompt."""
     data, size, block_hash, keys = token_ids.tobytes(), SPAN_TOKENS * ID_BYTES, ROOT_HASH, []
     for start in range(0, len(data) - size + 1, size):
         block_hash = hash_last_block(block_hash, data[start : start + size], 0, BLOCK_SIZE, ())

@@ -1,4 +1,4 @@
-"""The parts of `scripts/vllm_tests`: what is run, and what stands for vLLM's own helpers."""
+"""The parts of `scripts/vllm_tests`: the list of tests, and replacements for vLLM's own helpers."""
 
 LEFT_OUT = "VLLM_TESTS_LEFT_OUT"
-"""Variable with the names of tests that pytest leaves out, one a line; `--deselect` takes beginnings of names too."""
+"""Environment variable with the names of tests to leave out, one per line; `--deselect` would also match prefixes."""

@@ -1,4 +1,4 @@
-"""Which of vLLM's test files run, with which models, and which of their tests are left out."""
+"""Lists of vLLM's test files that run, the models that they use, and the tests that are left out."""
 
 FILES = (
     "anthropic/test_messages.py",
@@ -33,7 +33,7 @@ FILES = (
     "llm/test_generate.py",
     "llm/test_prompt_validation.py",
 )
-"""Below `tests/entrypoints/`; all of them pass."""
+"""Test files below `tests/entrypoints/`; all of them pass."""
 
 MODELS = (
     "HuggingFaceH4/zephyr-7b-beta",
@@ -169,4 +169,4 @@ DESELECTED: dict[str, str] = {
         "sends logprobs as a string, which octavo refuses as OpenAI does"
     ),
 }
-"""Tests that do not apply, and why."""
+"""Tests that do not apply, with the reasons."""

@@ -1,6 +1,6 @@
-"""A plugin of pytest for vLLM's tests: `vllm` is octavo.compat.vllm, and `tests.utils` starts octavo.
+"""A pytest plugin for vLLM's tests: `vllm` is octavo.compat.vllm, and `tests.utils` starts octavo.
 
-What octavo does not have of vLLM is a placeholder: a test that uses one is skipped, the others of its file run.
+Parts of vLLM that octavo lacks are placeholders: a test that uses one is skipped, and the others in its file run.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from octavo.compat.vllm.names import NAMES
 from vllm_tests_parts import LEFT_OUT, remote_server
 
 PLUGIN_TYPES = "octavo.frontend.plugins.vllm_types"
-"""What plugins of parsers see of a request; vLLM's tests want its own classes."""
+"""Module with the request types that parser plugins see; vLLM's tests need its own classes."""
 
 
 class _PlaceholderType(type):
@@ -64,7 +64,7 @@ class PlaceholderFinder(VllmFinder):
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests out by their whole names; a name without parameters stands for all of them."""
+    """Leave out tests by their full names; a name without parameters matches all of them."""
     names = {f"tests/entrypoints/{name}" for name in os.environ.get(LEFT_OUT, "").splitlines()}
     left_out = [item for item in items if not names.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))]
     config.hook.pytest_deselected(items=left_out)
@@ -72,11 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class OfflineRunner:
-    """What `vllm_runner` returns: an `LLM`, until the context ends.
+    """The class that `vllm_runner` returns: an `LLM`, until the context ends.
 
     Args:
-        model: name in the hub's cache.
-        settings: of the engine.
+        model: directory or name in the hub's cache.
+        settings: settings of the engine.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
@@ -94,12 +94,12 @@ class OfflineRunner:
 
 @pytest.fixture(scope="session")
 def vllm_runner() -> type[OfflineRunner]:
-    """Return what starts an engine for a test."""
+    """Return the class that starts an engine for a test."""
     return OfflineRunner
 
 
 class EmbeddingRunner:
-    """What `hf_runner` returns, as far as tests of prompt embeddings use it: the tokenizer and the embeddings.
+    """The class that `hf_runner` returns, as far as tests of prompt embeddings use it: tokenizer and embeddings.
 
     Args:
         model: name in the hub's cache.
@@ -129,7 +129,7 @@ class EmbeddingRunner:
 
 @pytest.fixture(scope="session")
 def hf_runner() -> type[EmbeddingRunner]:
-    """Return what loads a model for a test."""
+    """Return the class that loads a model for a test."""
     return EmbeddingRunner
 
 

@@ -1,4 +1,4 @@
-"""What vLLM's tests import from `tests.utils`: a server in a process of its own, which is octavo's."""
+"""Replaces `tests.utils` of vLLM's tests: a server in a separate process, which is octavo's."""
 
 import json
 import os
@@ -21,14 +21,14 @@ ROCM_EXTRA_ARGS: list[str] = []
 VLLM_PATH = Path.cwd()
 START_TIMEOUT_S = 120.0
 ABBREVIATIONS = {"--lora-module": "--lora-modules"}
-"""vLLM takes the beginning of a flag's name; octavo suggests the whole one."""
+"""Full names of abbreviated flags: vLLM accepts prefixes of a flag's name; octavo suggests the full one."""
 
 STAND_IN = {"max_position_embeddings": 40960}
-"""The models of the tests have longer contexts than the one that stands for them."""
+"""Config overrides: the models of the tests have longer contexts than the checkpoint that replaces them."""
 
 
 def create_new_process_for_each_test(method: str | None = None) -> Callable[[Any], Any]:
-    """Return a decorator that changes nothing: the engine is a process of its own."""
+    """Return a decorator that changes nothing: the engine is a separate process anyway."""
     return lambda test: test
 
 
@@ -50,15 +50,15 @@ class RemoteOpenAIServer:
 
     Args:
         model: directory or name in the hub's cache.
-        vllm_serve_args: flags.
-        env_dict: further variables of the environment.
-        seed: of the engine.
-        auto_port: choose a port.
-        max_wait_seconds: for the start.
+        vllm_serve_args: the flags of the server.
+        env_dict: further environment variables.
+        seed: the seed of the engine.
+        auto_port: whether to choose a free port.
+        max_wait_seconds: time limit for the start.
         override_hf_configs: see `--hf-overrides`.
 
     Raises:
-        RuntimeError: it does not start; the message is its output.
+        RuntimeError: the server does not start; the message is its output.
     """
 
     DUMMY_API_KEY = "token-abc123"
@@ -91,7 +91,7 @@ class RemoteOpenAIServer:
             env={**os.environ, **(env_dict or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,  # also if pytest is killed
+            preexec_fn=die_with_parent,  # even if pytest is killed
         )
         try:
             self._wait(min(max_wait_seconds or START_TIMEOUT_S, START_TIMEOUT_S))
@@ -107,11 +107,11 @@ class RemoteOpenAIServer:
 
     @property
     def url_root(self) -> str:
-        """Address without a path."""
+        """Base URL of the server."""
         return f"http://{Path(self.uds).name}" if self.uds else f"http://{self.host}:{self.port}"
 
     def url_for(self, *parts: str) -> str:
-        """Return an address."""
+        """Return the URL of a path."""
         return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
 
     def get_client(self, **options: Any) -> openai.OpenAI:
