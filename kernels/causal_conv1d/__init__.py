@@ -34,7 +34,7 @@ def causal_conv1d(
         weight_DW: W weights of each channel; the last one is that of the row itself.
         bias_D: added first.
         state_SKD: float32; the last K = W - 1 inputs of each state, the oldest first. Updated in place.
-        slots: which of them a request reads and writes.
+        slots: state that each request reads and writes.
         has_silu: whether the activation silu follows.
 
     Raises:

@@ -21,11 +21,11 @@ def embedding(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> T
     """Return the rows of `table` that `ids` name, shape TD, in the dtype of the table.
 
     Args:
-        ids_T: int64. Without `first_id` below V, not checked here. What negative ones give is replaced, or never read:
-            on a GPU rows of NaN, so that padding causes no work where the work depends on values, as in a mixture of
-            experts.
+        ids_T: int64. Without `first_id` they must be below V, which is not checked here. Rows of negative ids are
+            replaced or never read. On a GPU they are NaN, so that padding causes no work where the work depends on
+            values, as in a mixture of experts.
         table_VD: one row for each id.
-        first_id: of the table, if it is a part of a larger one; other ids than its own get zeros.
+        first_id: first id of the table, if it is a part of a larger one; ids outside of it get zeros.
 
     Raises:
         ShapeError: the arguments have other shapes.
@@ -36,7 +36,7 @@ def embedding(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> T
 
 
 def embeddings(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return `embedding` of each pair of indices and a table. All pairs have equally many indices.
+    """Return `embedding` for each pair of indices and a table. All pairs have the same number of indices.
 
     Raises:
         ShapeError: the arguments have other shapes.

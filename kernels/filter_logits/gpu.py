@@ -91,7 +91,7 @@ def draw_filtered(rows: Rows, ruled_out: float, token_ids_R: Tensor) -> Cuts:
     """Write the token of every row; -1 if a logit is NaN or plus infinity, or no logit is finite.
 
     Args:
-        rows: with the peaks of rows that have filters, and the bounds of rows that have none.
+        rows: the rows, with peaks for rows that have filters, and bounds for rows that have none.
         ruled_out: if a request changes logits, a logit at or below this, divided by its temperature, rules a token out.
         token_ids_R: int64, overwritten.
     """

@@ -39,13 +39,13 @@ def gated_delta_rule(
 
     Args:
         q_TK: key heads of K numbers, side by side; value heads are divided among them in order.
-        k_TK: the same.
+        k_TK: same layout as `q_TK`.
         v_TV: value heads of V numbers, side by side.
         b_TH: a number for each value head.
-        a_TH: the same.
-        weights: of the value heads.
+        a_TH: same layout as `b_TH`.
+        weights: the weights of the value heads.
         state_SHKV: float32; updated in place.
-        slots: which states a request reads and writes.
+        slots: state that each request reads and writes.
 
     Raises:
         ShapeError: the shapes do not match, or K is larger than `MAX_KEY_DIM`.

@@ -31,15 +31,15 @@ def gated_rms_norm(
 
     Args:
         x_TD: rows.
-        gate_TD: the same shape.
-        weight: of a whole row, or of one part and used for all of them.
+        gate_TD: gates, in the shape of `x_TD`.
+        weight: weights of a complete row, or of one part and then used for all parts.
         eps: added to the mean of squares.
-        num_groups: parts of a row.
+        num_groups: number of parts of a row.
         is_gate_first: whether the gate comes before the norm.
-        num_segments: a power of two; the squares of as many parts of a group are added up alone, and the sums in
-            halves.
-        sums_TR: the only group continues on other ranks, and these are the `gated_square_sums` of all ranks that share
-            it, in their order; None: all of each group is here.
+        num_segments: a power of two. A group's squares are summed within this many segments; the two halves
+            of the segments' sums are then added repeatedly, until one sum is left.
+        sums_TR: `gated_square_sums` of all ranks that share the only group, in rank order; `None` if this rank has
+            complete groups.
 
     Raises:
         ShapeError: the shapes do not match.
@@ -68,9 +68,9 @@ def gated_rms_norm(
 
 
 def gated_square_sums(x_TD: Tensor, gate_TD: Tensor, *, is_gate_first: bool, num_segments: int = 1) -> Tensor:
-    """Return the sum of squares of each row of what `gated_rms_norm` scales, float32, shape (T, 1).
+    """Return each row's sum of squares of the numbers that `gated_rms_norm` scales, float32, shape (T, 1).
 
-    For a group of which ranks have equal parts, if `num_segments` are those of this rank.
+    For a group that is divided equally among ranks; `num_segments` are the segments on this rank.
 
     Raises:
         ShapeError: the shapes do not match.

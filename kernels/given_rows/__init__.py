@@ -20,9 +20,9 @@ def take_given_rows(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor) -> Tens
     """Return `given[t]` for each row t whose token id is `GIVEN`, and `x[t]` for all others, in the dtype of `x`.
 
     Args:
-        x_TD: what is returned for token ids; anything, also NaN, where rows are given.
+        x_TD: rows returned for other token ids; any values, including NaN, where the caller provides the row.
         token_ids_T: int64.
-        given_XD: at least as many rows as `x`; only those that are given are read.
+        given_XD: at least as many rows as `x`; only rows whose token id is `GIVEN` are read.
 
     Raises:
         ShapeError: the shapes do not match.

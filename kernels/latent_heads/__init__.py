@@ -27,16 +27,16 @@ def latent_heads(
     sin_TC: Tensor,
     widths: LatentWidths,
 ) -> tuple[Tensor, Tensor]:
-    """Return q_TNH and k_T1H: of each the latent part, then the rotated one.
+    """Return q_TNH and k_T1H, each with the latent part before the rotated part.
 
     Args:
-        q_TNP: of each head the part that is not rotated, which is not read, then the rotated one.
-        q_latent_TM: the other part of the queries, multiplied; M is N * L, the latent parts of all heads.
+        q_TNP: query heads: the part without rotation, which is not read, then the part to rotate.
+        q_latent_TM: the latent part of the queries, already multiplied; M is N * L, the latent parts of all heads.
         latent_TL: the latent vectors.
-        k_rotary_TR: the rotated part of all keys, before the rotation.
-        cos_TC: float32, as are the sines: of the pairs (2c, 2c + 1), or (c, c + C); see `LatentWidths`.
-        sin_TC: the same.
-        widths: of the parts.
+        k_rotary_TR: the part to rotate of the key that all heads share.
+        cos_TC: float32 cosines of the angles of the pairs (2c, 2c + 1), or (c, c + C); see `LatentWidths`.
+        sin_TC: float32 sines of the same angles.
+        widths: the widths of the parts.
 
     Raises:
         ShapeError: the shapes do not match.

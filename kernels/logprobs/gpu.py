@@ -56,7 +56,7 @@ def report_rows(rows: Rows, report: Report, memory: LogprobsMemory, ruled_out: f
 
     Args:
         rows: after the draw.
-        report: what to report, and the drawn tokens.
+        report: the reports of the rows, and the drawn tokens.
         memory: has an entry for each row.
         ruled_out: see `draw_filtered`.
     """

@@ -1,8 +1,8 @@
-"""Low-rank adapters beside a linear layer: each row may have another adapter, or none. Does not shard.
+"""Low-rank adapters of a linear layer: each row may have another adapter, or none. Does not shard.
 
-`y + scale * (x @ A.T) @ B.T`, with the A, B and scale of the row's adapter. `cpu.py` computes through torch,
+Computes `y + scale * (x @ A.T) @ B.T`, with the A, B and scale of the row's adapter. `cpu.py` computes through torch,
 `native.py` in C++, `gpu.py` in Triton. All of them give a row the same bits in any batch, and leave rows without an
-adapter as they are.
+adapter unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,11 @@ class LoraSlots(Protocol):
         """Bytes of all slots on the device."""
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
-        """Fill a slot: an entry per part of the layer, those of each expert after those of the one before, None where
-        the adapter leaves the part as it is."""
+        """Fill a slot. `parts` has an entry per part of the layer, for one expert after another; `None` if the adapter
+        leaves the part unchanged."""
 
     def clear(self, slot: int) -> None:
-        """Empty a slot: rows that name it are left as they are."""
+        """Empty a slot: rows that name it are left unchanged."""
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `lora`."""
@@ -55,9 +55,9 @@ def new_slots(
     """Return empty slots for the adapters of one layer.
 
     Args:
-        shape: of the layer, or of this rank's part of it.
-        device: of its weight.
-        library: that computes; None: torch, or Triton on a GPU.
+        shape: sizes of the layer, or of this rank's part of it.
+        device: device of the layer's weight.
+        library: native library for the computation; torch, or Triton on a GPU, if `None`.
         exchange: maps the products with this worker's part of A to those with all of A. In native programs it returns
             the products of all workers side by side. Elsewhere it does so if workers hold different rows of A
             (`LoraShape.num_a_parts`), and returns their sum if workers hold different columns. `None` if this worker
@@ -73,9 +73,9 @@ def lora(x_TI: Tensor, y_TO: Tensor, slots: LoraSlots, rows: AdapterRows) -> Ten
 
     Args:
         x_TI: the rows that the layer multiplied.
-        y_TO: its products.
-        slots: of the layer.
-        rows: which row has which adapter. A program reads it from its step instead.
+        y_TO: the layer's products.
+        slots: adapters of the layer.
+        rows: the adapter of each row. A program reads it from its step instead.
 
     Raises:
         ShapeError: the rows do not fit the layer.
@@ -96,9 +96,9 @@ def lora_embedding(
     Args:
         token_ids_T: int64.
         y_TO: embeddings of the tokens; may be overwritten.
-        slots: of the table: its inputs are the tokens.
+        slots: adapters of the table, whose inputs are the tokens.
         rows: see `lora`.
-        first_id: of the table, if it is a part of a larger one; other ids get no update.
+        first_id: first id of the table, if it is a part of a larger one; other ids get no update.
 
     Raises:
         ShapeError: the rows do not fit the table.

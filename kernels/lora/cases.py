@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Relative to the largest output; between A and B the products are rounded to the type of the rows."""
+"""Tolerances relative to the largest output. Between A and B the products are rounded to the dtype of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Case:
     num_inputs: int
     parts: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
-    """Of each slot and part; 0: the adapter leaves the part as it is."""
+    """Rank of each slot and part; 0: the adapter leaves the part unchanged."""
 
     def shape(self, dtype: torch.dtype, *, is_table: bool = False) -> LoraShape:
         """Return the layer with its slots."""

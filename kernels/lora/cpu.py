@@ -24,7 +24,7 @@ class _Part:
     first: int
     """First output of the part in the layer."""
     shrink: Callable[[Tensor], Tensor] | None
-    """`None` if other workers have all rows of its A."""
+    """Product with this worker's rows of A; `None` if it has none of them."""
     own_columns: slice
     """Columns of this worker's sums that hold the products with its rows of A."""
     columns_R: Tensor
@@ -37,7 +37,7 @@ class TorchLora:
     """The adapters of one layer.
 
     Args:
-        shape: of the layer here.
+        shape: sizes of the layer on this worker.
         exchange: see `octavo.kernels.lora.new_slots`.
     """
 
@@ -90,7 +90,7 @@ class TorchLora:
         return out_TO
 
     def _parts_of(self, grouped: GroupedRows) -> Iterator[tuple[_Part, Tensor]]:
-        """Yield the parts of all adapters that rows have, and their rows."""
+        """Yield the parts of all adapters that rows have, each with its rows."""
         for slot, parts in enumerate(self._slots):
             rows_A = torch.from_numpy(grouped.of_slot(slot)).long()
             if len(rows_A):
@@ -121,5 +121,5 @@ def _lookup(a_IR: Tensor) -> Callable[[Tensor], Tensor]:
 
 @cache
 def _packer() -> products.Packer:
-    """Return the packer of all adapters, which tests each shape once."""
+    """Return the packer of all adapters; it tests each shape once."""
     return products.Packer()

@@ -1,6 +1,6 @@
-"""`lora` on a GPU: tiles of rows, each of which goes through the A and B of the adapters that occur in it.
+"""`lora` on a GPU: each tile of rows is multiplied with the A and B of the adapters that occur in it.
 
-The host knows nothing of the rows, so steps remain CUDA graphs. A row's sums are its own column of a tensor core
+The host does not read the rows' slots, so steps remain CUDA graphs. A row's sums are its own column of a tensor core
 product, in segments of the inputs that are added in order: neither other rows nor their adapters change its bits.
 Workers that divide both factors exchange the sums between the two kernels, as captured collectives of the same graph.
 """
@@ -16,13 +16,13 @@ from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape, by_expert
 
 _ROWS = 16
-"""Rows of a tile: the fewest of a tensor core product, because most tiles are those of decodes."""
+"""Rows of a tile: the minimum of a tensor core product, because most tiles are those of decodes."""
 _MAX_RANKS = 64
-"""Ranks that a program takes at a time."""
+"""Maximum number of ranks in an iteration of a program."""
 _OUTPUTS = 128
 _INPUTS = 64
 _SEGMENT_INPUTS = 1024
-"""Inputs that a program of `lora_shrink` adds up."""
+"""Number of inputs that a program of `lora_shrink` adds up."""
 _MAX_SEGMENTS = 8
 
 
@@ -32,11 +32,11 @@ def new_slots(shape: LoraShape, device: torch.device, exchange: Callable[[Tensor
 
 
 class GpuLora:
-    """The adapters of one layer. Tensors stay where they are, so captured graphs see what is put into a slot.
+    """The adapters of one layer. Tensors are never moved, so captured graphs see the current contents of a slot.
 
     Args:
-        shape: of the layer here.
-        device: of its weight.
+        shape: sizes of the layer on this worker.
+        device: device of the layer's weight.
         exchange: see `octavo.kernels.lora.new_slots`.
     """
 
@@ -49,7 +49,7 @@ class GpuLora:
         num_parts, ranks_at_once = len(shape.parts), _ranks_at_once(shape.max_rank)
         self._max_rank = -(-shape.max_rank // ranks_at_once) * ranks_at_once
         self._own_rank = self._max_rank if shape.num_a_parts == 1 else shape.own_rank
-        """Rows of A that are here, for each part."""
+        """Number of rows of A on this worker, for each part."""
         a_dims = (num_parts, self._own_rank, shape.num_inputs)
         if shape.is_table:
             a_dims = (num_parts, shape.num_inputs, self._own_rank)
@@ -71,7 +71,7 @@ class GpuLora:
         return self._a.nbytes + self._b.nbytes
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
-        """See `octavo.kernels.lora.LoraSlots`. Work that was launched before still sees the earlier adapter."""
+        """See `octavo.kernels.lora.LoraSlots`. Work that was launched earlier still sees the previous adapter."""
         entries = self._entries(slot)
         for entry, own in zip(entries, by_expert(parts, self.shape), strict=True):
             self._put_entry(entry, own)
@@ -120,7 +120,7 @@ class GpuLora:
         return self._expanded(y_TO, sums_TX, slots_T)
 
     def _added_segments(self, sums_TX: Tensor) -> Tensor:
-        """Return the sums of all segments, shape (T, parts * rows of A here): workers send each other no more."""
+        """Return the added segments, shape (T, parts * own rows of A), so that workers exchange no more than that."""
         if self._num_segments == 1:
             return sums_TX
         num_rows, num_parts = len(sums_TX), len(self.shape.parts)
@@ -136,18 +136,18 @@ class GpuLora:
         return added_TX
 
     def add_pairs(self, x_SI: Tensor, y_SO: Tensor, pairs: "PairSlots") -> Tensor:
-        """Do the same for pairs of a token and an expert; in place."""
+        """Add the adapters' outputs for pairs of a token and an expert, in place."""
         sums_SX = self._sums(x_SI, pairs.slots_S, pairs.order_S)
         return self._expanded(y_SO, sums_SX, pairs.slots_S, pairs.order_S)
 
     def new_pairs(self, x_TI: Tensor, pairs: "PairSlots") -> Tensor:
-        """Return what adapters add for pairs of a token and an expert; rows of pairs without an adapter are not set."""
+        """Return the adapters' outputs for pairs of a token and an expert; rows without an adapter are not set."""
         sums_SX = self._sums(x_TI, pairs.slots_S, pairs.order_S, pairs.top_k)
         new_SO = x_TI.new_empty(len(pairs.slots_S), self.shape.num_outputs)
         return self._expanded(new_SO, sums_SX, pairs.slots_S, pairs.order_S, is_new=True)
 
     def _sums(self, x_TI: Tensor, slots_R: Tensor, order_R: Tensor | None = None, rows_per_x: int = 1) -> Tensor:
-        """Return the products with A, a row for each slot; `rows_per_x` rows in succession are of the same inputs."""
+        """Return the products with A, a row for each slot; `rows_per_x` consecutive rows have the same inputs."""
         num_rows = len(slots_R)
         x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
         num_parts, ranks_at_once = len(self.shape.parts), _ranks_at_once(self._own_rank)
@@ -226,12 +226,12 @@ def _ranks_at_once(rank: int) -> int:
 
 
 class PairSlots:
-    """Which entry each pair of a token and an expert has, on the device.
+    """The adapter entry of each pair of a token and an expert, on the device.
 
     Args:
-        slots_T: of tokens.
+        slots_T: slots of the tokens.
         expert_TK: the experts of each token.
-        own: those that are here.
+        own: the experts on this worker.
     """
 
     def __init__(self, slots_T: Tensor, expert_TK: Tensor, own: range) -> None:
@@ -239,9 +239,9 @@ class PairSlots:
         own_TK, slots_T1 = expert_TK - own.start, slots_T[:, None]
         has_TK = (slots_T1 >= 0) & (own_TK >= 0) & (own_TK < len(own))
         self.slots_S = torch.where(has_TK, slots_T1 * len(own) + own_TK, -1).flatten().int()
-        """int32; -1: none."""
+        """Entry of each pair, int32; -1: none."""
         self.order_S = torch.argsort(self.slots_S, stable=True)
-        """In which those of an entry are adjacent: a tile of rows goes through few of them."""
+        """Order in which pairs of the same entry are adjacent, so that a tile of rows has few entries."""
 
 
 @triton.jit

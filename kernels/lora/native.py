@@ -17,7 +17,7 @@ from octavo.kernels.native.value import Buffer, Form, Node, Value, as_tensor, id
 
 LANES = 16
 SEGMENT_INPUTS = 512
-"""Inputs whose products are added up together, in layers of up to `MAX_SEGMENTS` times as many."""
+"""Number of inputs in a segment, whose products are added up together; larger if there would be over `MAX_SEGMENTS`."""
 MAX_SEGMENTS = 8
 
 
@@ -79,9 +79,9 @@ class NativeLora:
     Memory is resident only where an adapter was put.
 
     Args:
-        shape: of the layer here.
-        library: that computes.
-        exchange: returns the sums of all workers, given those of this one; None: it has all inputs and all of A.
+        shape: sizes of the layer on this worker.
+        library: the native library.
+        exchange: exchanges this worker's sums for those of all workers; `None` if this one has all inputs and all of A.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class NativeLora:
         """Whether a slot has an adapter with any part for this layer."""
         self._ranks_SP = torch.zeros(shape.num_entries, num_parts, dtype=torch.int32)
         self._own_ranks_SP = torch.zeros_like(self._ranks_SP)
-        """Rows of A that are here."""
+        """Number of rows of A on this worker, for each entry and part."""
         self._scales_SP = torch.zeros(shape.num_entries, num_parts)
         rank_blocks = self._group_rank // LANES
         a_dims: tuple[int, ...] = (num_parts, rank_blocks, self._num_words, LANES, self._per_word)
@@ -122,12 +122,12 @@ class NativeLora:
 
     @property
     def input_form(self) -> Form:
-        """How the rows that are multiplied must be stored."""
+        """Form in which the multiplied rows must be stored."""
         return Form(torch.bfloat16 if self.shape.dtype == torch.bfloat16 else torch.float32)
 
     @property
     def sums_width(self) -> int:
-        """Sums of one row."""
+        """Number of sums of one row."""
         return len(self.shape.parts) * self._num_segments * self._group_rank
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
@@ -269,12 +269,12 @@ class NativeLora:
 
 
 def padded_rank(rank: int, num_workers: int = 1) -> int:
-    """Return the sums of a segment of a layer on each worker, for adapters of up to this rank."""
+    """Return the number of sums per segment and part on each worker, for adapters of up to this rank."""
     return -(-rank // (LANES * num_workers)) * LANES
 
 
 def step_of(grouped: GroupedRows, num_rows: int, *, num_slots: int) -> StepArguments:
-    """Return a step of rows with adapters, for one operation outside of programs; `grouped` must outlive it."""
+    """Return a step of rows with adapters, for one operation outside of programs. `grouped` must outlive it."""
     assert len(grouped.starts_S) == num_slots + 1, "rows grouped by the slots of another size"
     return StepArguments(
         num_rows=num_rows,

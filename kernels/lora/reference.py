@@ -1,4 +1,4 @@
-"""What `lora` means."""
+"""Reference of `lora`."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 
 Adapter = Sequence[LoraPart | None]
-"""An entry per part of a layer."""
+"""Entry for each part of a layer; `None` if the adapter leaves the part unchanged."""
 
 
 def lora(x_TI: Tensor, y_TO: Tensor, slots: Sequence[int], adapters: Sequence[Adapter], shape: LoraShape) -> Tensor:
-    """Add to each row, in float64, what its adapter adds; slots below zero: none."""
+    """Add the output of each row's adapter to the row, in float64; slots below zero have no adapter."""
     out_TO = y_TO.double()
     for row, slot in enumerate(slots):
         if slot < 0:
@@ -27,6 +27,6 @@ def lora(x_TI: Tensor, y_TO: Tensor, slots: Sequence[int], adapters: Sequence[Ad
 def lora_embedding(
     token_ids_T: Tensor, y_TO: Tensor, slots: Sequence[int], adapters: Sequence[Adapter], shape: LoraShape
 ) -> Tensor:
-    """Add to the embedding of each token, in float64, what its adapter adds."""
+    """Add the output of each token's adapter to the token's embedding, in float64."""
     one_hot_TV = torch.nn.functional.one_hot(token_ids_T, shape.num_inputs)
     return lora(one_hot_TV, y_TO, slots, adapters, shape)

@@ -1,4 +1,4 @@
-"""Which adapter each row of a step has."""
+"""The adapter of each row of a step."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ class GroupedRows:
     """The rows of a step with an adapter, grouped by slot."""
 
     rows_A: npt.NDArray[np.int32]
-    """Indices of rows, those of slot 0 first, in rising order within a slot."""
+    """Indices of rows, ordered by slot, ascending within a slot."""
     starts_S: npt.NDArray[np.int32]
-    """One more than there are slots: where the rows of each begin."""
+    """Start of each slot's rows, and the end of the last slot's."""
 
     @classmethod
     def of(cls, slots_T: npt.NDArray[np.integer], num_slots: int) -> "GroupedRows | None":
-        """Group rows by their slots; None: no row has an adapter."""
+        """Group rows by their slots; `None` if no row has an adapter."""
         order = np.argsort(slots_T, kind="stable")
         starts_S = np.searchsorted(slots_T[order], np.arange(num_slots + 1)).astype(np.int32)
         first = int(starts_S[0])
@@ -34,15 +34,15 @@ class GroupedRows:
 
 
 class AdapterRows:
-    """Which adapter the rows have that layers are called with, outside of programs. Runners set it before each call.
+    """The adapters of the rows of the next layer calls, outside of programs. Runners set it before each call.
 
     Args:
-        num_slots: for adapters.
+        num_slots: number of slots for adapters.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.grouped: GroupedRows | None = None
-        """On a CPU; None: no row has an adapter."""
+        """Grouped rows, on a CPU; `None` if no row has an adapter."""
         self.slots_T: Tensor | None = None
-        """On a GPU: int32, the slot of each row or `NO_ADAPTER`."""
+        """Slot of each row or `NO_ADAPTER`, int32, on a GPU."""

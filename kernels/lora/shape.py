@@ -15,28 +15,28 @@ class LoraShape:
 
     num_inputs: int
     parts: tuple[int, ...]
-    """Outputs of the layers of the checkpoint that are stacked into this one; each has an A and a B of its own."""
+    """Number of outputs of each checkpoint layer that is stacked into this one; each has its own A and B."""
     num_slots: int
     max_rank: int
-    """Of the adapter of one part."""
+    """Maximum rank of the adapter of one part."""
     dtype: torch.dtype
-    """Of A and B, and of the rows."""
+    """Data type of A, B and the rows."""
     is_table: bool = False
-    """The layer is an embedding: its inputs are tokens, and A is looked up."""
+    """Whether the layer is an embedding: its inputs are tokens, and A is looked up."""
     num_segments: int | None = None
-    """Parts in which native products with A add up the inputs here; None: as many as are fast."""
+    """Number of segments of the inputs in native products with A; chosen for speed if `None`."""
     num_ranks: int = 1
-    """Ranks that hold as many inputs each and gather the sums of their segments."""
+    """Number of ranks that hold equally many inputs and gather the sums of their segments."""
     a_part: int = 0
     """Index of this worker among those that divide the rows of A."""
     num_a_parts: int = 1
     """Number of workers that divide the rows of A, in order and as evenly as `own_rank` says, and gather the sums."""
     num_experts: int = 1
-    """Layers of these sizes that each adapter has matrices for: those of the experts here."""
+    """Number of experts on this worker, each with a layer of these sizes."""
 
     @property
     def num_entries(self) -> int:
-        """Pairs of a slot and an expert: entry `slot * num_experts + expert`."""
+        """Number of pairs of a slot and an expert; the index of a pair's entry is `slot * num_experts + expert`."""
         return self.num_slots * self.num_experts
 
     @property
@@ -50,12 +50,12 @@ class LoraShape:
 
     @property
     def num_outputs(self) -> int:
-        """Of all parts."""
+        """Number of outputs of all parts."""
         return sum(self.parts)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of adapters of the largest rank in all slots."""
+        """Bytes of all slots, with adapters of the largest rank."""
         elements = self.max_rank * self.num_outputs + self.own_rank * len(self.parts) * self.num_inputs
         return self.num_entries * elements * self.dtype.itemsize
 
@@ -70,7 +70,7 @@ class LoraPart:
 
     @property
     def rank(self) -> int:
-        """Rows of A."""
+        """Number of rows of A."""
         return self.a_RI.shape[0]
 
     def check(self, shape: LoraShape, index: int) -> None:
@@ -86,7 +86,7 @@ class LoraPart:
 
 
 def by_expert(parts: Sequence[LoraPart | None], shape: LoraShape) -> Iterator[Sequence[LoraPart | None]]:
-    """Yield the parts of an adapter for each expert of a layer; a layer that has none counts as one."""
+    """Yield the parts of an adapter for each expert of a layer; a layer without experts counts as one expert."""
     count = len(shape.parts)
     require(len(parts) == count * shape.num_experts, f"lora: {len(parts)} parts for {shape.num_experts} times {count}")
     for first in range(0, len(parts), count):

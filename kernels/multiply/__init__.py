@@ -18,7 +18,7 @@ def multiply(x_TD: Tensor, gate_TG: Tensor, *, has_silu: bool = False) -> Tensor
     Args:
         x_TD: rows.
         gate_TG: one gate for each number, or for each row.
-        has_silu: see above.
+        has_silu: whether silu is applied to the gates.
 
     Raises:
         ShapeError: the shapes do not match.

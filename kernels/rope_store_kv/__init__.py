@@ -34,7 +34,7 @@ def rope_store_kv(
     order than theirs, which is the same for a row in any batch.
 
     Args:
-        q_TNH, k_TKH, v_TKH: of the step, in one dtype.
+        q_TNH, k_TKH, v_TKH: queries, keys and values of the step, in one dtype.
         rotation: angles and norm.
         k_cache_PSKH, v_cache_PSKH, slot_mapping_T, k_scale, v_scale: see `octavo.kernels.store_kv`.
 

@@ -35,11 +35,11 @@ def selective_scan(
     Args:
         x_TP: heads of P numbers, side by side.
         b_TN: groups of N numbers, side by side; heads are divided among the groups in order.
-        c_TN: the same.
+        c_TN: same layout as `b_TN`.
         dt_TH: a number for each head.
-        weights: of the heads.
+        weights: the weights of the heads.
         state_SHNP: float32; updated in place.
-        slots: which states a request reads and writes.
+        slots: state that each request reads and writes.
 
     Raises:
         ShapeError: the shapes do not match.

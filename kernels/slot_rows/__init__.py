@@ -60,15 +60,15 @@ def take_back_rows(
     counts_E: Tensor,
     numbers: Sequence[Tensor],
 ) -> None:
-    """Take rows that follow the last draft of each request back to the first wrong one.
+    """Move the rows that follow the last draft of each request back to the first wrong draft.
 
     Args:
-        sampled_KS: int64, contiguous, what was sampled of each slot in place of its drafts.
-        drafts_KS: as for `read_slots`.
-        given_KE: int64, contiguous, the drafts of each request that the host knows, `DRAFTED` minus its number for
-            others.
-        slots_E: int64.
-        counts_E: int64, of drafts.
+        sampled_KS: int64, contiguous; the tokens sampled in each slot at the positions of its drafts.
+        drafts_KS: see `read_slots`.
+        given_KE: int64, contiguous; the drafts of each request that the host knows, and `DRAFTED` minus its number for
+            each other draft.
+        slots_E: int64, the slot of each request.
+        counts_E: int64, the number of drafts of each request.
         numbers: int64, with E numbers at least: indices and positions of the rows, from which the number of drafts from
             the first wrong one on is subtracted.
 
@@ -98,18 +98,18 @@ def advance_rows(
     block_size: int,
     draws: Sequence[Tensor],
 ) -> Tensor:
-    """Move a step of requests with one row each to its next positions; returns the keys that each attends to then.
+    """Advance a step of requests with one row each to its next positions; return the number of keys each attends to.
 
-    A request that comes to its limit stays where it is, and stores nothing from then on.
+    A request that reaches its limit stays there, and stores nothing from then on.
 
     Args:
         positions_R: int64, overwritten.
         slot_mapping_R: int64, overwritten; -1: the row is not stored.
-        slots_R: int64, of the requests.
+        slots_R: int64, the slot of each request.
         limits_S: int64, positions that each slot has room for; 0: rows of this slot are padding, and attend to nothing.
         block_ids_SP: int32.
-        block_size: of the cache.
-        draws: positions and numbers of outputs of draws, int64 with R numbers each, to which one is added.
+        block_size: token slots of a block of the cache.
+        draws: positions and output counts of the draws, int64 with R numbers each; each number is increased by one.
 
     Raises:
         ShapeError: the shapes do not match.

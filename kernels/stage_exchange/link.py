@@ -38,9 +38,9 @@ class SharedMemoryLink:
     """The sender's or the receiver's end.
 
     Args:
-        descriptor: of a file of zeros that both processes inherit. It grows here if it is too short.
-        offset: of the link in the file, a multiple of the page size.
-        area_bytes: of the largest step.
+        descriptor: descriptor of a file of zeros that both processes inherit. A file that is too short is extended.
+        offset: offset of the link in the file, a multiple of the page size.
+        area_bytes: bytes of the largest step.
 
     Raises:
         OSError: the memory cannot be mapped.
@@ -57,5 +57,5 @@ class SharedMemoryLink:
 
     @property
     def address(self) -> int:
-        """Where C++ finds the link. Operations that use it must keep this object alive."""
+        """Address of the link's structure for C++. Operations that use it must keep this object alive."""
         return ctypes.addressof(self._arguments)

@@ -60,7 +60,7 @@ def record_receive(positions_T: Tensor, num_parts: int, width: int, link: Shared
     """Record that one or two matrices of `width` columns come from the stage before.
 
     Args:
-        positions_T: of the step, whose rows these are.
+        positions_T: positions of the step that the rows belong to.
     """
     require(1 <= num_parts <= 2, f"receive_rows: {num_parts} matrices")
     recorder: Recorder = ids_of(positions_T).recorder

@@ -20,7 +20,7 @@ def varlen_attention(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, parts: Parts, 
 
     Args:
         q_TNH, k_TNH, v_TNH: views of one product, or tensors of their own.
-        parts: of the T rows.
+        parts: the division of the T rows.
         scale: factor of the scores.
 
     Raises:

@@ -22,9 +22,9 @@ class Parts:
     starts: Sequence[int]
     """P + 1 offsets into the rows."""
     key_ends: Sequence[int]
-    """P; the end of the rows of each part that its rows attend to. Those behind it are not seen."""
+    """P ends of the rows of each part that its rows attend to. Rows from there on are not attended to."""
     tiles: Mapping[int, Tensor]
-    """By the rows of a tile: X4 in int32, the first row of each, and first row, end and `key_ends` of its part."""
+    """Tiles by their number of rows: X4 in int32: first row; its part's first row, end and `key_ends`."""
 
     @classmethod
     def of(
@@ -37,9 +37,9 @@ class Parts:
         """Divide rows into parts.
 
         Args:
-            lengths_P: of the parts.
+            lengths_P: number of rows of each part.
             upload: copies an array to the device.
-            num_keys_P: how many rows of a part, from its first one, are attended to; None: all are.
+            num_keys_P: number of rows of each part, from its first one, that are attended to; `None`: all.
         """
         ends_P = lengths_P.cumsum()
         key_ends_P = ends_P if num_keys_P is None else ends_P - lengths_P + num_keys_P
