@@ -303,7 +303,8 @@ class PrefixCache:
             self.states.end_plan()
         for request in self._advanced:
             self._free_passed_blocks(request)
-        self._advanced.clear()
+        # Once uncertain tokens are known, more blocks are outside.
+        self._advanced = {request: None for request in self._advanced if request.num_uncertain_tokens}
 
     def _free_passed_blocks(self, request: Request) -> None:
         position = request.num_computed_tokens - request.num_uncertain_tokens

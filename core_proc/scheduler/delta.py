@@ -46,9 +46,20 @@ class StepRecord:
         return zip(self.requests, self.scheduled, strict=True)
 
     @property
+    def num_step_tokens(self) -> int:
+        """Number of tokens computed in each of its steps."""
+        return self.num_tokens // self.num_steps
+
+    @property
     def only_decodes(self) -> bool:
         """Whether every request gets one token from each step and no drafts are verified."""
         return self.num_decode_tokens == self.num_tokens and not self.draft_tokens
+
+    def leave_out(self, num_steps: int) -> None:
+        """Do not count the last steps of a plan of several steps: the workers have ended it before them."""
+        num_tokens = num_steps * len(self.requests)
+        self.num_tokens -= num_tokens
+        self.num_decode_tokens -= num_tokens
 
     def sampled(self, result: StepResult) -> Iterator[tuple[Request, TokenId]]:
         """Yield the tokens of a result, each with its request."""

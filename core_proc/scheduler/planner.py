@@ -113,7 +113,8 @@ class StepPlanner:
             self._add_draft_tokens(builder, self._speculation.take(replaying))
         if is_deferred and builder.is_empty:
             self._decode(builder, num_decoding)
-        return self._finish(builder, leaves_decodes=len(builder.decodes) < num_decoding)
+        is_interrupting = bool(self.in_flight) and self.in_flight[-1].num_steps > 1
+        return self._finish(builder, leaves_decodes=is_interrupting or len(builder.decodes) < num_decoding)
 
     def take_record(self, result: StepResult) -> StepRecord:
         """Remove and return the oldest step in flight, and learn from its duration.
@@ -127,8 +128,12 @@ class StepPlanner:
         record = self.in_flight[0]
         record.check(result)
         self.in_flight.popleft()
-        num_steps = max(result.counts, default=1) if record.num_steps > 1 else 1
-        self._counters.num_steps += num_steps - 1
+        num_steps = 1
+        if record.num_steps > 1:
+            num_steps = max(result.counts, default=1)
+            record.leave_out(record.num_steps - num_steps)
+            self._counters.num_steps += num_steps - 1
+            self._counters.step_tokens += (num_steps - 1) * len(record.requests)
         if record.only_decodes:
             self._multi_step.observe(len(record.requests), result.elapsed_s / num_steps)
         num_prompt_tokens = record.num_tokens - record.num_decode_tokens
@@ -256,5 +261,5 @@ class StepPlanner:
         record.is_ahead = bool(self.in_flight)
         self.in_flight.append(record)
         self._counters.num_steps += 1  # the first step of the plan; `take_record` adds the others
-        self._counters.step_tokens += record.num_tokens
+        self._counters.step_tokens += record.num_step_tokens
         return plan

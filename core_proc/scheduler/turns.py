@@ -73,4 +73,5 @@ class PipelineTurns:
             return len(in_flight) < min(self._num_stages, depth)
         if self.is_pipelined and can_decode:
             return False
-        return sum(record.num_tokens for record in in_flight) < self._most_in_flight
+        # If the plan in flight has several steps, the next one waits only for the present step.
+        return sum(record.num_step_tokens for record in in_flight) < self._most_in_flight

@@ -101,6 +101,53 @@ def test_a_new_request_interrupts_several_steps() -> None:
     assert output.token_ids == wanted.token_ids
 
 
+def interrupted(num_steps: int, prompt: list[int], max_steps: int = 4, groups=WINDOWS, **changes) -> FakeEngine:
+    """Return an engine with a plan of several steps in flight, which ends after `num_steps`, and a request that
+    waits."""
+    engine = FakeEngine(64, groups, num_scheduler_steps=max_steps, **changes)
+    engine.submit("a", prompt, 30)
+    engine.worker.max_steps = num_steps
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    engine.submit("b", [4, 5, 6, 7, 8], 30)
+    return engine
+
+
+def test_steps_that_were_not_made_do_not_count() -> None:
+    engine = interrupted(2, [1, 2, 3])
+    counters = engine.scheduler.counters
+    num_before = counters.step_tokens - 1
+    engine.commit()
+    assert counters.step_tokens == num_before + 2
+    assert engine.scheduler.history.samples()[-1].num_decode_tokens == 2
+
+
+def test_the_size_of_all_steps_together_does_not_keep_a_request_waiting() -> None:
+    engine = interrupted(1, [1, 2, 3], full_step_tokens=4)
+    assert engine.scheduler.may_plan(2), "the present step has one token"
+
+
+def test_decodes_that_an_interrupting_plan_leaves_out_wait_no_longer_than_others() -> None:
+    engine = interrupted(1, [1, 2, 3], decode_interval_tokens=5)
+    engine.plan()
+    engine.commit()
+    engine.submit("c", [9, 8, 7], 30)
+    engine.plan()
+    assert [part.num_tokens for part in engine.plans[-1].scheduled] == [1, 1, 3], "five tokens were before those of a"
+
+
+@pytest.mark.parametrize("num_prompt_tokens", range(1, 9))
+def test_blocks_outside_windows_are_freed_after_a_vain_attempt_to_interrupt(num_prompt_tokens: int) -> None:
+    firsts = []
+    for tries in (False, True):
+        engine = interrupted(4, [1] * num_prompt_tokens, max_num_seqs=1)
+        assert not tries or engine.plan() is None, "b waits for the slot of a"
+        engine.commit()
+        engine.plan()
+        firsts.append(list(engine.scheduler.running.first.first_blocks))
+    assert firsts[0] == firsts[1]
+
+
 @pytest.mark.parametrize(("groups", "changes"), [(STATES, {}), (WINDOWS, {"world_size": 2})])
 def test_a_new_request_waits_for_workers_that_are_not_interrupted(groups, changes) -> None:
     engine = FakeEngine(64, groups, num_scheduler_steps=4, **changes)
