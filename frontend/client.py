@@ -130,7 +130,7 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
         """Join an engine that another process runs. Use the result in `async with`, or await it and `close` it later.
 
         Args:
-            address: of the engine. For several engines of the same model: their addresses, separated by commas.
+            address: address of the engine. For several engines of the same model: their addresses, separated by commas.
             connect_timeout_s: seconds to wait for a response; the engine may still be loading or restarting.
             reconnect_timeout_s: seconds that requests wait, after the engine died, for another one at the same address.
                 0: requests fail at once.

@@ -21,7 +21,7 @@ class ConnectedEngine:
     """An engine that this process has started or joined. If we started it, its core is restarted after a failure.
 
     Args:
-        index: of the engine, unique among the engines of the client.
+        index: index of the engine, unique among the engines of the client.
         connection: to the engine. Closed here.
         on_resumed: called when another core has taken over.
         is_needed: returns whether any engine of the client is busy. If engines run their steps in lockstep, each of

@@ -41,7 +41,7 @@ class CoreConnection(ABC):
     """A frontend's connection to an engine; it outlives the engine's cores.
 
     Args:
-        context: of this process.
+        context: context of this process.
         address: where the core listens.
         keys: needed for a core on another machine.
     """

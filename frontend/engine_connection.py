@@ -55,7 +55,7 @@ async def launch_engines(
     """Start the engines of a configuration and join them.
 
     Args:
-        config: of all engines.
+        config: configuration of all engines.
         address: on which other applications can join the first engine; `addresses_of_engines` derives the addresses of
             the others. `None`: private addresses.
         on_progress: called with the engines' progress while they start.
@@ -165,9 +165,9 @@ async def join_engine(
     """Join a running engine.
 
     Args:
-        address: of its core.
+        address: address of its core.
         engine: its process, if we started it.
-        tokenizer: of its model. `None`: loaded here.
+        tokenizer: tokenizer of its model. `None`: loaded here.
         reconnect_timeout_s: seconds to wait for the engine to come back after it died; ignored if we started it.
         keys: for a `tcp://` address on another machine.
         connect_timeout_s: seconds to wait for the first answer; the engine may be restarting.

@@ -151,7 +151,7 @@ class EnginesClient:
         continue on the new core. Memory must be large enough for both.
 
         Args:
-            config: of the new engines; their model must have the same tokenizer.
+            config: configuration of the new engines; their model must have the same tokenizer.
 
         Raises:
             StartupError: a new core could not start, with the root cause. The old core continues. The message lists

@@ -43,7 +43,7 @@ def check_health(link: CoreLink, pulse: PulseReader | None, busy_since: float | 
 
     Args:
         link: to its core.
-        pulse: of its core. `None` if the core is on another machine.
+        pulse: pulse of its core. `None` if the core is on another machine.
         busy_since: monotonic time since which requests have been live. `None` if there are none.
         deadline_s: seconds that the engine may have work without finishing a step or accepting a request.
     """

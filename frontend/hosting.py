@@ -185,7 +185,7 @@ def watching(client: AsyncClient, stall_s: float, prefix: str = "") -> Iterator[
     """Log throughput, and the stacks of all processes when an engine stalls.
 
     Args:
-        client: of the engines.
+        client: client of the engines.
         stall_s: seconds that an engine may have work without finishing a step.
         prefix: starts each line; names the model if there are several.
     """

@@ -60,7 +60,7 @@ class LiveWeights:
     """Pauses and updates all engines of a client.
 
     Args:
-        engines: of the client.
+        engines: engines of the client.
     """
 
     def __init__(self, engines: EngineSet) -> None:
@@ -174,7 +174,7 @@ class LiveWeights:
 
         Args:
             call: one call for all engines, or one per index.
-            indices: of the engines. `None`: all that have not failed for good.
+            indices: indices of the engines. `None`: all that have not failed for good.
 
         Raises:
             RequestFailedError: the call failed in some engines; the message says in which it failed and succeeded.

@@ -22,7 +22,7 @@ def run_node(config: ResolvedConfig, node_rank: int) -> None:
     Blocks until: the engine has ended.
 
     Args:
-        config: of the engine, as read on this machine, where the paths of the model may differ.
+        config: configuration of the engine, as read on this machine, where the paths of the model may differ.
         node_rank: number of this machine.
 
     Raises:

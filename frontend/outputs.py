@@ -117,7 +117,7 @@ def as_beam_search_output(output: RequestOutput, prompt: str) -> BeamSearchOutpu
     """Convert an output to the form that `LLM.beam_search` returns.
 
     Args:
-        output: of a search with logprobs.
+        output: output of a search with logprobs.
         prompt: text of the prompt.
     """
     return BeamSearchOutput(

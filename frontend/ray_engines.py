@@ -48,7 +48,7 @@ class RayEngines:
     """The engines of one server.
 
     Args:
-        config: of all engines.
+        config: configuration of all engines.
 
     Raises:
         ConfigError: Ray is not installed.

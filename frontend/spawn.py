@@ -307,8 +307,8 @@ def config_of_engine(config: ResolvedConfig, index: int, place: int | None = Non
     """Return the configuration of one of several engines.
 
     Args:
-        config: of all engines.
-        index: of the engine.
+        config: configuration of all engines.
+        index: index of the engine.
         place: number that determines its GPUs and cores. `None`: the same as `index`.
     """
     record_steps = config.record_steps
@@ -364,7 +364,7 @@ def spawn_engine(
     """Start a core process. It is killed when the calling thread ends.
 
     Args:
-        config: of the core.
+        config: configuration of the core.
         timeline: receives the phases of the start.
         address: `ipc://` or `tcp://` address for other applications. `None`: inside the private directory.
         lock_step_path: socket of the first of the engines that divide the experts. Empty: they do not, or this is the

@@ -52,7 +52,7 @@ def engine_with_variables(config: EngineConfig, env: Env, device: str) -> Engine
 
     Args:
         config: given by the user; explicit settings win over variables.
-        env: of this process.
+        env: environment of this process.
         device: "cpu" or "cuda". As in vLLM, the variable for the size of the cache applies to CPUs only.
 
     Raises:

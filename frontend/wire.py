@@ -44,7 +44,7 @@ class Wire:
     """A socket that connects, or keeps trying to, and a monitor that reports disconnects.
 
     Args:
-        context: of this process.
+        context: context of this process.
         address: where a core listens or will listen.
         on_event: called with every decoded message. May return work, which is done before the next message.
         on_lost: called once, shortly after the core has disconnected without a message.

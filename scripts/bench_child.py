@@ -10,8 +10,8 @@ class BenchChild:
     """A running engine. Its first line of JSON says that it is ready.
 
     Args:
-        name: of the engine, for errors.
-        command: of the process.
+        name: name of the engine, for errors.
+        command: command of the process.
         environment: all of its variables.
     """
 

@@ -54,9 +54,9 @@ class WholeSpectrogram:
         """Return the frame at which the next window begins; `num_frames` at the end of the clip.
 
         Args:
-            window: of this clip.
+            window: window of this clip.
             token_ids: drawn by the model for this window.
-            tokens: of the model.
+            tokens: tokens of the model.
         """
         advance = FRAMES_PER_ROW * num_heard_rows(token_ids, tokens, window.item.attended_rows)
         return min(round(FRAMES_PER_SECOND * window.start_s) + advance, self.num_frames)

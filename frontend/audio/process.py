@@ -38,7 +38,7 @@ class SoundDecoder:
         """Load the feature extractor.
 
         Args:
-            setup: of the process.
+            setup: settings of the process.
             extractor: its class in `transformers`.
 
         Raises:
@@ -120,7 +120,7 @@ class AudioReader:
     """Makes spectrograms of the windows of audio clips, for one model.
 
     Args:
-        decoder: of the model.
+        decoder: decoder of the model.
 
     Raises:
         ValueError: see `Spectrogram`.

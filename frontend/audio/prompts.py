@@ -50,7 +50,7 @@ class AudioPrompts:
     """Makes the prompts of a model that attends to audio. Belongs to one event loop.
 
     Args:
-        config: of the engine.
+        config: configuration of the engine.
         encode: tokenizes a text; see `AsyncClient.tokenize`.
     """
 

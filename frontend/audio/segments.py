@@ -43,8 +43,8 @@ def segments_of(
 
     Args:
         window: supplies start and duration.
-        output: of a request with timestamps.
-        tokens: of the model.
+        output: output of a request with timestamps.
+        tokens: tokens of the model.
         decode: returns the text of tokens.
     """
     no_speech_prob, drawn = math.exp(_no_speech_logprob(output, tokens)), output.outputs[0].token_ids
@@ -72,7 +72,7 @@ def num_kept_tokens(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: in
 
     Args:
         token_ids: drawn by the model, with timestamps.
-        tokens: of the model.
+        tokens: tokens of the model.
         num_rows: number of the encoder's rows; see `num_heard_rows`.
     """
     marks = [token >= tokens.first_timestamp for token in token_ids if token != tokens.end]
@@ -92,7 +92,7 @@ def num_heard_rows(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: int
 
     Args:
         token_ids: drawn by the model, with timestamps.
-        tokens: of the model.
+        tokens: tokens of the model.
         num_rows: number of the encoder's rows. Timestamps in the first thirtieth of them are ignored, so that windows
             always advance.
     """

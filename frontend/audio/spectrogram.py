@@ -34,7 +34,7 @@ class Spectrogram:
         """Return the spectrogram, shape (bands, frames), of a complete window, or of all samples if there are more.
 
         Args:
-            samples: of one channel. Fewer samples than a window are padded with silence.
+            samples: samples of one channel. Fewer samples than a window are padded with silence.
         """
         margin, num_samples = self._size // 2, max(len(samples), self._num_samples)
         padded = np.pad(np.pad(samples, (0, num_samples - len(samples))), margin, mode="reflect")

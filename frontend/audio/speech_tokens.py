@@ -109,7 +109,7 @@ class SpeechTokens:
             language: language code. `None` only for models without languages.
             task: "transcribe" or "translate".
             before: tokens of the caller's prompt; if there are too many, the last of them are used.
-            max_model_len: of the decoder; up to half of it is available for the caller's prompt.
+            max_model_len: maximum length of the decoder; up to half of it is available for the caller's prompt.
             has_timestamps: whether the text is to have timestamps.
 
         Raises:

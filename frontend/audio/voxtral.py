@@ -26,7 +26,7 @@ def windowed_inputs(extractor: Any, samples: Any, token_id: int, num_rows: int) 
 
     Args:
         extractor: the model's feature extractor, from `transformers`.
-        samples: of the clip, at the extractor's rate.
+        samples: samples of the clip, at the extractor's rate.
         token_id: placeholder of a row.
         num_rows: number of rows of a window.
     """

@@ -53,7 +53,7 @@ def words_of(
         window: supplies start and duration.
         token_ids: drawn by the model.
         rows: for each token except the end token, the row of the audio at which the next token begins.
-        tokens: of the model.
+        tokens: tokens of the model.
         decode: returns the text of tokens.
         language: code of the spoken language.
     """

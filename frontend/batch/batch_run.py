@@ -39,9 +39,9 @@ class BatchRun:
 
     Args:
         directory: contains the batch. This process holds its lock.
-        batch_id: of the batch.
-        tasks: of the server. Draining ends the run; a later run continues the batch.
-        tenants: of the server. `None` if it has none.
+        batch_id: id of the batch.
+        tasks: tasks of the server. Draining ends the run; a later run continues the batch.
+        tenants: tenants of the server. `None` if it has none.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ class LineBudget:
     """The limits of the tenant of one batch.
 
     Args:
-        tenants: of the server. `None`: nothing is limited.
-        name: of the tenant. `None`: the batch belongs to no tenant, and nothing is limited.
+        tenants: tenants of the server. `None`: nothing is limited.
+        name: name of the tenant. `None`: the batch belongs to no tenant, and nothing is limited.
     """
 
     def __init__(self, tenants: Tenants | None, name: str | None) -> None:

@@ -22,7 +22,7 @@ class ResultsFile:
     """Results on disk.
 
     Args:
-        path: of the file; created if missing.
+        path: path of the file; created if missing.
         starts_over: discard existing results.
         remedy: what to do when the disk is full, for the error.
 

@@ -52,8 +52,8 @@ class BatchService:
 
     Args:
         directory: contains the batches.
-        tasks: of the server, which waits for requests in flight before it exits.
-        tenants: of the server; their limits apply to their batches. `None` if there are none.
+        tasks: tasks of the server, which waits for requests in flight before it exits.
+        tenants: tenants of the server; their limits apply to their batches. `None` if there are none.
     """
 
     def __init__(self, directory: BatchDirectory, tasks: BackgroundTasks, tenants: Tenants | None = None) -> None:

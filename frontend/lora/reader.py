@@ -30,9 +30,9 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
     """Return an adapter whose configuration and shapes fit the engine. Reads the files completely, for their digest.
 
     Args:
-        name: of the adapter.
+        name: name of the adapter.
         path: directory of its files.
-        config: of the engine.
+        config: configuration of the engine.
 
     Raises:
         InvalidRequestError: the adapter does not fit; the message names the field or the tensor.

@@ -79,7 +79,7 @@ class AdapterRegistry:
 
         Args:
             name: for requests.
-            path: of its directory, or its hub id (`locate_adapter`).
+            path: path of its directory, or its hub id (`locate_adapter`).
             parent: name of its base model. `None`: from its configuration.
             replaces: whether to replace an adapter of the same name; requests in flight keep the old adapter.
 

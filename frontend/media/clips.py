@@ -35,7 +35,7 @@ def video_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMe
     Args:
         value: bytes of a file; an array of uint8, shape (frames, height, width, 3), in RGB; a list of pictures; or, as
             in vLLM, a pair of such frames and a dict with `fps`, `frames_indices` and `total_num_frames`.
-        processor_kwargs: of the request.
+        processor_kwargs: processor arguments of the request.
         media: limits.
 
     Raises:

@@ -71,8 +71,8 @@ def choose_frames(num_frames: int, fps: float, most: int, wanted_fps: float) -> 
     """Choose frames at equal distances, including the first and the last one.
 
     Args:
-        num_frames: of the complete video.
-        fps: of the complete video.
+        num_frames: number of frames of the complete video.
+        fps: frame rate of the complete video.
         most: maximum number of frames to read; -1: all.
         wanted_fps: frames to read per second of video, up to `most` in total; 0 or less: as many as `most`.
     """

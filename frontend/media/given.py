@@ -56,7 +56,7 @@ def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[A
 
     Args:
         value: one item, or several.
-        kind: of the items.
+        kind: kind of the items.
         path: path of the items in the request, for errors.
         is_one: whether a value that is not a tensor is one item.
 

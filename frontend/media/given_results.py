@@ -26,7 +26,7 @@ class GivenMedia:
     """Makes results from rows that callers have computed, in the form in which processes make them from files.
 
     Args:
-        config: of the engine.
+        config: configuration of the engine.
         processor: provides the placeholder's text and the result of an empty item.
     """
 

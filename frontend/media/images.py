@@ -14,7 +14,7 @@ def image_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMe
 
     Args:
         value: bytes of a file, a PIL image, or an array of uint8, shape (height, width, 3), in RGB.
-        processor_kwargs: of the request.
+        processor_kwargs: processor arguments of the request.
         media: limits.
 
     Raises:

@@ -20,9 +20,9 @@ def media_items(
     """Return the `MediaItem`s of a result; each holds one or several of its parts.
 
     Args:
-        result: of an image, a video or an audio clip.
+        result: result of an image, a video or an audio clip.
         places: positions of the prompt that hold the result's rows, in order.
-        kind: of media.
+        kind: kind of media.
         max_shared_rows: maximum number of rows of several parts in one item.
         is_both_ways: see `MediaItem`.
     """

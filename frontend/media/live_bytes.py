@@ -69,8 +69,8 @@ class LiveMedia:
         """Count items whose data are `LiveBuffer`s.
 
         Args:
-            items: of one request.
-            field: of the request, for errors.
+            items: items of one request.
+            field: field of the request, for errors.
 
         Raises:
             InvalidRequestError: the items exceed the limit of all live requests.

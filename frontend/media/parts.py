@@ -71,7 +71,7 @@ def take_media(
     """Return the messages with placeholders in place of media, and the media in order.
 
     Args:
-        messages: of the caller; not changed. They contain only kinds that `placeholders` has.
+        messages: messages of the caller; not changed. They contain only kinds that `placeholders` has.
         placeholders: text that stands for an item of each kind, for templates that take strings.
 
     Raises:

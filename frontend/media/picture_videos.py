@@ -29,7 +29,7 @@ class PictureVideos(VideoProcessor):
     """A processor of videos whose frames have a fixed size.
 
     Args:
-        setup: of the process.
+        setup: settings of the process.
 
     Raises:
         ImportError, OSError, ValueError: see `VideoProcessor`.
@@ -199,8 +199,8 @@ def smolvlm_frames(num_frames: int, fps: float, most: int, wanted_fps: float) ->
     """Choose the frames that SmolVLM reads: at equal distances, without the ends of a long video.
 
     Args:
-        num_frames: of the complete video.
-        fps: of the complete video.
+        num_frames: number of frames of the complete video.
+        fps: frame rate of the complete video.
         most: maximum number of frames to read; -1: all.
         wanted_fps: frames to read per second of video, up to `most` in total; 0 or less: as many as `most`.
     """

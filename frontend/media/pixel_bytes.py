@@ -51,7 +51,7 @@ class PixelBytes:
 
         Args:
             inputs: the processor's output, by name.
-            kwargs: of the item.
+            kwargs: keyword arguments of the item.
 
         Raises:
             ValueError: the arguments are not those of the processor, or a value is not finite.

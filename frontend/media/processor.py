@@ -22,7 +22,7 @@ class MediaProcessor:
     """Processes that decode the media of one model, started on demand. Belongs to one event loop.
 
     Args:
-        config: of an engine whose model reads media.
+        config: configuration of an engine whose model reads media.
         on_query: called for each cache lookup of an item, with whether it was a hit.
     """
 
@@ -62,7 +62,7 @@ class MediaProcessor:
         """Return the result of the model's processor for an item.
 
         Args:
-            kind: of the item.
+            kind: kind of the item.
             job: the job that decodes the item; see `MediaKind.job`.
             name: replaces the item's contents as the key in all caches; see `name_of`.
 

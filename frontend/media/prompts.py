@@ -74,7 +74,7 @@ class MediaPrompts:
     """Makes the prompts of a model whose media become rows of the prompt. Belongs to one event loop.
 
     Args:
-        config: of the engine.
+        config: configuration of the engine.
         encode: tokenizes a text; see `AsyncClient.tokenize`.
         on_query: see `MediaProcessor`.
     """

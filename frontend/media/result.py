@@ -41,7 +41,7 @@ def result_of(
 
     Args:
         inputs: numpy arrays for the model, made from a text that consists of the item's placeholder.
-        token_id: of the placeholder of a row.
+        token_id: token id of the placeholder of a row.
         grid: see `MediaItem.grid`.
         duration_s: duration of an audio clip.
         part_rows: see `Result`.

@@ -26,7 +26,7 @@ def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSour
     """Return the items of `multi_modal_data`: {"image": picture}, {"image": [picture, ...], "video": clip}, ...
 
     Args:
-        data: of the caller.
+        data: data of the caller.
         uuids: {"image": uuid} or {"image": [uuid, None, ...]}, one for each item. An item with a uuid may be `None`.
         kinds: that the model reads.
 

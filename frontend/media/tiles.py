@@ -29,7 +29,7 @@ class TileProcessor:
     Args:
         side: side of a tile in pixels.
         max_tiles: maximum number of tiles of a picture, not counting the tile of the complete picture.
-        mean: of each channel, for values from 0 to 1.
+        mean: mean of each channel, for values from 0 to 1.
         deviation: standard deviation of each channel.
         scale: factor from bytes to values from 0 to 1.
     """
@@ -121,7 +121,7 @@ class TileImages(ABC):
         """Load the processor.
 
         Args:
-            setup: of the process.
+            setup: settings of the process.
             kind: the model's `TileProcessor`.
 
         Raises:

@@ -40,7 +40,7 @@ class VideoProcessor(ABC):
     """The video processor of one model; its constructor loads it.
 
     Args:
-        setup: of the process.
+        setup: settings of the process.
 
     Raises:
         ImportError: PyAV or Pillow is missing.

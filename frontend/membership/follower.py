@@ -39,8 +39,8 @@ class Follower:
     """Joins, drains and leaves engines as the first process says.
 
     Args:
-        reader: of the connection to the first process.
-        writer: of the same connection.
+        reader: reader of the connection to the first process.
+        writer: writer of the same connection.
         join: joins an engine; may take as long as the engine needs to restart.
     """
 

@@ -43,7 +43,7 @@ class EngineOperator:
     """Carries out commands, one change of the engines at a time.
 
     Args:
-        client: of this process, which has started or joined the engines.
+        client: client of this process, which has started or joined the engines.
         read: reads the engines' configuration again. `None`: this server starts no engines.
         join: joins a running engine.
     """

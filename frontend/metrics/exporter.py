@@ -25,8 +25,8 @@ class Metrics(Collector):
     """An `Observer` that maintains Prometheus metrics in a registry of its own.
 
     Args:
-        config: of the engines; source of label values.
-        max_model_len: of the engines; upper bound of token-count buckets.
+        config: configuration of the engines; source of label values.
+        max_model_len: maximum sequence length of the engines; upper bound of token-count buckets.
         engine_blocks: returns the number of KV blocks of each exported engine, by index.
         has_vllm_names: export every metric under vLLM's prefix, too.
         counters: storage. If it is shared, every process exports the totals of all processes. Engine-wide metrics are

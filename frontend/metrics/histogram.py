@@ -48,7 +48,7 @@ class SharedHistogram:
 
         Args:
             family: the metric.
-            labels: of the series.
+            labels: labels of the series.
             created_s: when counting began, in seconds since the epoch.
         """
         edges = [floatToGoString(edge) for edge in [*self.edges, float("inf")]]  # type: ignore[no-untyped-call]

@@ -64,7 +64,7 @@ class PluginReasoning(ReasoningParser):
         """Create a parser for one output.
 
         Args:
-            tokenizer: of the model.
-            variables: of the chat template.
+            tokenizer: tokenizer of the model.
+            variables: variables of the chat template.
         """
         return PluginObject(self.name, self.plugin, tokenizer, chat_template_kwargs=variables)

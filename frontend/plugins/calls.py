@@ -14,7 +14,7 @@ class PluginObject:
     """A plugin's parser, created for one output.
 
     Args:
-        name: of the parser.
+        name: name of the parser.
         make: creates the object; trailing arguments that it does not take are dropped.
         args: for `make`.
         kwargs: for `make`, if it accepts any.

@@ -18,7 +18,7 @@ class PluginReasoningReader:
     """Parses one output: complete text at once, otherwise each piece with its tokens.
 
     Args:
-        parser: of the plugin.
+        parser: parser of the plugin.
         request: in the form that plugins see.
         prompt_token_ids: the parser checks whether they have already ended the reasoning.
     """

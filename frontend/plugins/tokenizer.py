@@ -10,7 +10,7 @@ class PluginTokenizer:
     """Converts between texts, tokens and ids. It is read-only and renders no templates.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ class PluginToolReader:
     """Parses one output: complete text at once, otherwise each piece with its tokens.
 
     Args:
-        parser: of the plugin.
+        parser: parser of the plugin.
         request: in the form that plugins see.
         max_calls: further calls are dropped. `None`: no limit.
     """

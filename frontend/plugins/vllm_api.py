@@ -17,8 +17,8 @@ class ToolParser:
     """Base class of tool parsers, which implement `extract_tool_calls` and `extract_tool_calls_streaming`.
 
     Args:
-        tokenizer: of the model.
-        tools: of the request.
+        tokenizer: tokenizer of the model.
+        tools: tools of the request.
     """
 
     supports_required_and_named = True
@@ -63,7 +63,7 @@ class ReasoningParser:
     """Base class of reasoning parsers, which implement `extract_reasoning` and `extract_reasoning_streaming`.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

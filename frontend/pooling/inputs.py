@@ -101,11 +101,11 @@ class PoolingTokenizer:
         Args:
             prompts: texts, token ids, pairs of texts, or prompts with media.
             params: determine the truncation.
-            max_model_len: of the engine.
+            max_model_len: maximum length of the engine.
             start: index of the first prompt, for errors.
             fields: names of the request fields, for errors.
             add_special_tokens: add the model's special tokens to texts.
-            cache_salt: of the request.
+            cache_salt: cache salt of the request.
 
         Raises:
             PromptTooLongError: a prompt has too many tokens and is not truncated.

@@ -34,8 +34,8 @@ class Pooler:
 
     Args:
         link: to the engines.
-        tokenizer: of the model.
-        config: of the engines.
+        tokenizer: tokenizer of the model.
+        config: configuration of the engines.
         threads: for long texts.
         live: the client's requests.
         check_priority: rejects a priority that has no effect.
@@ -136,9 +136,9 @@ class Pooler:
         """Compute when the tokens of a text are spoken; see `AlignmentSpec`.
 
         Args:
-            token_ids: of the text.
+            token_ids: token ids of the text.
             items: the audio that the text attends to.
-            spec: of the alignment.
+            spec: spec of the alignment.
 
         Raises:
             OctavoError: the engine rejected the text or gave up on it.

@@ -126,8 +126,8 @@ async def score_prompts(
     texts as they are.
 
     Args:
-        pooler: of the client.
-        inputs: of both sides.
+        pooler: pooler of the client.
+        inputs: inputs of both sides.
         processor_kwargs: further arguments of the model's processor, for all media.
 
     Raises:

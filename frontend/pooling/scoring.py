@@ -40,7 +40,7 @@ async def score(
     largest product with a token of the second input (late interaction, MaxSim).
 
     Args:
-        pooler: of the client.
+        pooler: pooler of the client.
         first: one input for all of `second`, or one per entry of it.
         second: the other inputs.
         params: as in `Pooler.run`.
@@ -48,7 +48,7 @@ async def score(
         max_tokens: numbers of tokens to which first and second texts are truncated (`max_tokens_per_query`,
             `max_tokens_per_doc`); 0: no truncation.
         chat_template: for pairs; a file or Jinja source. `None`: the engine's `--chat-template`, if there is one.
-        template_variables: of the template.
+        template_variables: variables of the template.
         processor_kwargs: further arguments of the model's processor, for all media.
         request_id: as in `Pooler.run`.
         **options: as in `Pooler.run`.

@@ -51,7 +51,7 @@ def make_pooling_spec(params: PoolingParams, config: ResolvedConfig, task: Pooli
 
     Args:
         params: given by the caller.
-        config: of the engine.
+        config: configuration of the engine.
         task: task of the caller's method. `None`: the task of `params`, or else the model's default task.
 
     Raises:

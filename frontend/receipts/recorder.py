@@ -38,7 +38,7 @@ class Recorder:
     """Receives the generations of a request before they start, and then their outputs.
 
     Args:
-        client: of the engine.
+        client: client of the engine.
         url: path of the route.
         request: the body, for the log.
         log: receives the receipt. `None`: the receipt is only shown.

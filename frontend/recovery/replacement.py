@@ -43,8 +43,8 @@ def require_changeable(config: ResolvedConfig, action: str) -> None:
     """Check that an operator may add or remove engines.
 
     Args:
-        config: of the engines.
-        action: of the operator.
+        config: configuration of the engines.
+        action: action of the operator.
 
     Raises:
         ConflictError: each of the engines has a part of the experts.
@@ -60,7 +60,7 @@ def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
     """Check that engines give the same results, as far as their configurations tell.
 
     Args:
-        configs: of the engines, by address.
+        configs: configurations of the engines, by address.
 
     Raises:
         ConfigError: two configurations differ.
@@ -79,7 +79,7 @@ def require_same_bits(identities: Mapping[str, str]) -> None:
     """Check that engines compute the same bits.
 
     Args:
-        identities: of the engines, by address.
+        identities: identities of the engines, by address.
 
     Raises:
         ConfigError: two identities differ.

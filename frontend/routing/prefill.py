@@ -27,7 +27,7 @@ async def prefill(routed: "RoutedLink", submit: Submit, identity: str) -> KVTran
     Args:
         routed: the engines.
         submit: the request.
-        identity: of the engines for which the request was prepared.
+        identity: identity of the engines for which the request was prepared.
 
     Returns:
         How the generating engine fetches the prompt's blocks. `None`: it computes the prompt itself, as it also does

@@ -187,7 +187,8 @@ class RoutedLink:
         Args:
             submit: the request.
             arrived: see `CoreLink.submit`.
-            identity: of the engines for which the request was prepared. Others get it only if none of these is left.
+            identity: identity of the engines for which the request was prepared. Others get the request only if none of
+                these is left.
             beside: id of a live request with the same prompt, whose engine gets this request, too.
 
         Raises:

@@ -95,7 +95,7 @@ class PrefixRouter:
         """Return the engine for a prompt, and the number of prompt tokens that are probably not cached there.
 
         Args:
-            token_ids: of the prompt.
+            token_ids: token ids of the prompt.
             extra_keys: what the prompt's keys and values depend on besides tokens.
             candidates: engines that can take the prompt, in ascending order; at least one.
         """

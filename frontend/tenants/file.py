@@ -55,7 +55,7 @@ def read_tenants(path: Path, *, has_priorities: bool) -> dict[bytes, Tenant]:
     """Return the tenants by the digests of their keys.
 
     Args:
-        path: of the file.
+        path: path of the file.
         has_priorities: whether the engine schedules by priority.
 
     Raises:
@@ -91,7 +91,7 @@ class TenantsFile:
     """The current tenants of the file. A file that has become invalid is ignored until it is fixed.
 
     Args:
-        path: of the file.
+        path: path of the file.
         has_priorities: whether the engine schedules by priority.
 
     Raises:

@@ -62,8 +62,8 @@ class TenantUsage:
     """Entries of tenants, found by the digest of the name. Each is changed under the lock of the file.
 
     Args:
-        path: of a file shared by all processes, created if missing. `None` if this is the only process.
-        row: of this process.
+        path: path of a file shared by all processes, created if missing. `None` if this is the only process.
+        row: row of this process.
         clock: returns seconds; the same clock in all processes.
     """
 

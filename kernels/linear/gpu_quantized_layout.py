@@ -119,8 +119,8 @@ def pack(
     """Return the packed form on a device; None: no kernel multiplies with this format, it must be dequantized.
 
     Args:
-        weight: of any device.
-        dtype: of the rows.
+        weight: weight on any device.
+        dtype: data type of the rows.
         device: for the packed form.
         has_float8: whether the GPU multiplies matrices of float8_e4m3fn; without, such weights become numbers of the
             rows' type, and rows are not quantized.

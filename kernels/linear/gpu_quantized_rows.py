@@ -35,8 +35,8 @@ def quantize_rows(
         x_TI: rows whose columns are contiguous.
         dtype: int8 or float8_e4m3fn.
         group_size: inputs that share a scale, a power of 2; 0: all of a row.
-        scale: of all numbers, in place of what their magnitudes say; larger numbers are clamped.
-        scaling: of int8. Scales of float8_e4m3fn are largest magnitude / largest number of the type.
+        scale: scale of all numbers, in place of what their magnitudes say; larger numbers are clamped.
+        scaling: scaling of int8. Scales of float8_e4m3fn are largest magnitude / largest number of the type.
     """
     num_rows, num_inputs = x_TI.shape
     num_groups = -(-num_inputs // group_size) if group_size else 1

@@ -29,9 +29,9 @@ def write_compressed_stacks(kind: str, source: Path, folder: Path, *, is_module:
     """Compress the experts of a plain checkpoint whose only layer has them; other layers stay as they are.
 
     Args:
-        kind: of `SCHEMES`.
-        source: of experts with tensors of their own.
-        folder: of a copy of it, which is changed.
+        kind: kind of `SCHEMES`.
+        source: source of experts with tensors of their own.
+        folder: folder of a copy of it, which is changed.
         is_module: whether the tensors belong to a module of the stack, or to a parameter.
 
     Returns the values of all experts by compressed-tensors, under the names of the source.

@@ -47,10 +47,10 @@ class ExpertsProgram:
 
     Args:
         library: where the operations are.
-        layer: of the experts.
+        layer: layer of the experts.
         packed: their weights.
         x: hidden states by token id, of the dtype of the model.
-        logits: of the router, by token id.
+        logits: logits of the router, by token id.
         exchange: see `experts`.
         engines: see `experts`.
         adapters: see `experts`.

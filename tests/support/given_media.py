@@ -21,9 +21,9 @@ def rows_of_tower(path: Path, inputs: dict[str, Any], num_rows: int) -> torch.Te
     """Return the rows of one item in float32.
 
     Args:
-        path: of the model.
+        path: path of the model.
         inputs: arrays that its processor makes of the item.
-        num_rows: of the item.
+        num_rows: number of rows of the item.
     """
     model = ModelConfig(model=str(path), dtype="float32")
     config = resolve(EngineConfig(model=model), read_model_facts(model, Env.read()), device="cpu", num_cores=1)

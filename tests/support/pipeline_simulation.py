@@ -54,11 +54,11 @@ class PipelineSimulation:
     """One engine with stages.
 
     Args:
-        num_stages: of the model.
+        num_stages: number of stages of the model.
         stage_s: the time of a step on each stage.
         core_s: from the end of a step on the last stage to the next plan on the first.
         checks: whether invariants are checked after each call.
-        changes: of the configuration.
+        changes: changes of the configuration.
     """
 
     def __init__(

@@ -37,11 +37,11 @@ def on_ranks(
     """Call `compute` on as many threads as there are ranks, and return the result of each.
 
     Args:
-        library: of the operations.
+        library: library of the operations.
         size: number of ranks.
-        area_bytes: of the largest exchange.
+        area_bytes: size of the largest exchange, in bytes.
         compute: called with each rank's group.
-        first_ranks: of nodes that share no memory, and the number of ranks; (): all ranks share it.
+        first_ranks: first ranks of nodes that share no memory, and the number of ranks; (): all ranks share it.
     """
     nodes = list(first_ranks) or [0, size]
     with contextlib.ExitStack() as stack:

@@ -77,12 +77,12 @@ class SmallEngine:
 
     Args:
         model: with its weights.
-        config: of the engine.
-        num_blocks: of its cache, and slots of states.
-        compiler: of grammars.
-        groups: of its cache; None: as the model has them.
+        config: configuration of the engine.
+        num_blocks: number of blocks of its cache, and slots of states.
+        compiler: compiler of grammars.
+        groups: groups of its cache; None: as the model has them.
         num_host_blocks: in host memory, for contents that blocks lose to others; as many states if the model has any.
-        executor: of the model; None: the host computes.
+        executor: executor of the model; None: the host computes.
     """
 
     def __init__(

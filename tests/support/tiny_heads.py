@@ -92,7 +92,7 @@ def head_rows(weights: dict[str, Tensor], embedded_TD: Tensor, features_TD: Tens
     """Return the input of the output weight, and the features that replace the model's, for one request.
 
     Args:
-        weights: of a head; EAGLE-3's `fc` has been applied.
+        weights: weights of a head; EAGLE-3's `fc` has been applied.
         embedded_TD: embedding of the token after each position.
         features_TD: features of each position.
     """

@@ -191,9 +191,9 @@ def make_tiny(
     Args:
         arch: one of `ARCHITECTURES` or `MOE_ARCHITECTURES`, or another one with all of its settings.
         directory: made if it does not exist.
-        seed: of the weights.
-        dtype: of the weights.
-        class_name: of the configuration of another architecture.
+        seed: seed of the weights.
+        dtype: data type of the weights.
+        class_name: class name of the configuration of another architecture.
         config_overrides: settings of the configuration.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -177,7 +177,7 @@ class TinyHub:
     """A hub cache whose models are tiny, with a tokenizer that knows the examples' words.
 
     Args:
-        root: of the cache: `HF_HOME`.
+        root: root of the cache: `HF_HOME`.
     """
 
     def __init__(self, root: Path) -> None:

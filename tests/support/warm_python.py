@@ -154,7 +154,7 @@ def start(
     """Start Python with `-c CODE`, `-m MODULE` or a file, and their arguments.
 
     Args:
-        arguments: of Python.
+        arguments: arguments of Python.
         cwd: its working directory; None: this one.
         env: all of its environment; None: this one.
         stdin: where it reads from: a file, or nothing.

@@ -18,7 +18,7 @@ def hf_config(
 
     Args:
         fields: the file's key-value pairs.
-        tensor_names: of all tensors; tied weights and biases are detected from them.
+        tensor_names: names of all tensors; tied weights and biases are detected from them.
         rope_factors: the tensors with divisors of the rotary frequencies, by name.
 
     Raises:

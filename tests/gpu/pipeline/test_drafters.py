@@ -59,8 +59,8 @@ def scenario(
     Args:
         core: drives a device or a CPU.
         num_drafts: after each step.
-        sampling: of two requests.
-        stream: of a device with graphs, which are counted; None: they are not.
+        sampling: sampling of two requests.
+        stream: stream of a device with graphs, which are counted; None: they are not.
     """
     requests = [core.admit(slot, prompt(6 - slot, slot), sampling[slot]) for slot in range(2)]
 

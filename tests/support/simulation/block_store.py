@@ -24,9 +24,9 @@ def store_blocks(
 
     Args:
         process: the core.
-        scheduler: of this core.
-        workers: of this core.
-        files: of all ranks and engines.
+        scheduler: scheduler of this core.
+        workers: workers of this core.
+        files: files of all ranks and engines.
         scale: typical duration of a step, in seconds.
         on_event: called when there is news of files or from the connector.
     """

@@ -33,7 +33,7 @@ class SimulatedConnector(KVConnectorBase):
     """The half in the core; simulated workers load and save. Contents are those of simulated files.
 
     Args:
-        files: of all ranks and engines.
+        files: files of all ranks and engines.
         block_size: tokens of a block.
     """
 
@@ -90,7 +90,7 @@ class SimulatedThread:
 
     Args:
         process: the core; its death ends the calls.
-        rng: of their durations.
+        rng: random numbers for their durations.
         scale: typical duration of a step, in seconds.
         timeout_s: for how long the engine waits for a call.
         on_event: called after each call.

@@ -141,15 +141,15 @@ class SimulatedCore(Process):
         world: the clock.
         rng: draws random choices.
         engine: changes to the configuration of a small engine.
-        num_blocks: of its cache.
-        groups: of its cache.
+        num_blocks: number of blocks of its cache.
+        groups: groups of its cache.
         epoch: the number of this life.
         step_scale: typical duration of a step, in seconds.
         max_backlog_events: a frontend with a larger backlog is dropped.
         predecessor: the core that has died; None: there was none.
-        files: of KV blocks.
+        files: files of KV blocks.
         host_block_s: see `CachePlan`.
-        num_ranks: of its workers.
+        num_ranks: number of ranks of its workers.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
 

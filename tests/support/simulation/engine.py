@@ -15,12 +15,12 @@ class SimulatedEngine:
     """Restarts its core when it dies.
 
     Args:
-        index: of the engine.
-        scenario: of the run.
+        index: index of the engine.
+        scenario: scenario of the run.
         world: the clock.
         rng: draws delays.
         on_death: called with this engine when its core or its workers have died; whether a request killed them.
-        files: of KV blocks, which engines share.
+        files: files of KV blocks, which engines share.
         is_observed: see `Simulation`.
     """
 

@@ -21,8 +21,8 @@ class SimulatedFiles:
     """The files of all ranks, in one directory.
 
     Args:
-        seed: of what becomes of them.
-        num_ranks: of each engine.
+        seed: seed of what becomes of them.
+        num_ranks: number of ranks of each engine.
         max_files: when there are more, a sweep deletes some.
     """
 
@@ -55,7 +55,7 @@ class SimulatedWatch:
     """Lists the files now and then, and deletes some; replaces `FileWatch`.
 
     Args:
-        files: of all ranks.
+        files: files of all ranks.
         process: the core.
         scale: typical duration of a step, in seconds.
         on_event: called when `take` has something.

@@ -235,7 +235,7 @@ class Port:
     """A frontend's side of one engine: the link, over one wire after another.
 
     Args:
-        process: of the frontend.
+        process: process of the frontend.
         dial: connects to the engine.
         hang_up: disconnects.
         retry_s: delay before another attempt.
@@ -279,7 +279,7 @@ class SimulatedFrontend(Process):
     Args:
         world: the clock.
         asks: the requests of its callers.
-        plan: of the cache of every engine.
+        plan: plan of the cache of every engine.
         engines: how to connect to each.
         retry_s: delay before another attempt.
     """

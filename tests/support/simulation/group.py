@@ -35,14 +35,14 @@ class SimulatedGroup:
     Args:
         world: the clock.
         rng: draws the durations of steps.
-        config: of the engine.
-        plan: of its cache.
+        config: configuration of the engine.
+        plan: plan of its cache.
         step_scale: typical duration of a step, in seconds.
         on_event: called when `gather` or `advance` has something for the core.
         on_operation: called before each message to the worker.
         start_s: duration of the start; 0.0: it is ready.
         make_next: starts the next group.
-        files: of KV blocks.
+        files: files of KV blocks.
     """
 
     waitables = ()

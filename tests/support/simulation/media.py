@@ -136,7 +136,7 @@ class SimulatedEncoder:
     """What a worker keeps of encoded items; checks every rule of `StepMedia`.
 
     Args:
-        settings: of the engine; None: it reads text only.
+        settings: settings of the engine; None: it reads text only.
     """
 
     def __init__(self, settings: ResolvedMedia | None) -> None:
@@ -150,7 +150,7 @@ class SimulatedEncoder:
 
         Args:
             step: whose media are encoded and read.
-            ids: of the requests, by slot.
+            ids: ids of the requests, by slot.
         """
         plan = step.media or StepMedia([], [], [], [])
         faults = [f"{digest.hex()} is evicted but not kept" for digest in plan.evicted if digest not in self._kept]

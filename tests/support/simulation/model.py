@@ -55,7 +55,7 @@ def draw(
 
     Args:
         state: at `position - 1`.
-        position: of the token.
+        position: position of the token.
         num_outputs: outputs before it.
         sampling: as in a real worker, the seed matters, and no end token is drawn before `min_tokens`.
         vocab_size: upper bound of tokens, exclusive.

@@ -19,7 +19,7 @@ def execute_steps(
     """Return the result of a plan of several steps.
 
     Args:
-        plan: of decodes alone.
+        plan: plan of decodes alone.
         execute: returns the result of one step.
         ends: whether a token at a position ends the request of a slot: (slot, token, position).
         max_steps: number of steps after which another command interrupts the plan.

@@ -142,7 +142,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     In half of the scenarios ranks are stages: then steps in flight decode different requests.
 
     Args:
-        seed: of everything.
+        seed: seed of everything.
         num_requests: how many requests there are.
         num_kills: how many faults there are.
         num_ranks: workers of each engine.

@@ -75,7 +75,7 @@ class AsyncLLM(EngineView):
 
         Args:
             prompt: in vLLM's forms.
-            sampling_params: of the request.
+            sampling_params: parameters of the request.
             request_id: shown in the outputs and accepted by `abort`.
             prompt_text: text that outputs show, for a prompt of token ids.
             lora_request: the adapter.

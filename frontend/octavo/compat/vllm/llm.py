@@ -32,7 +32,7 @@ class LLM(PoolingLLM):
 
     Args:
         model: directory, .gguf file or hub id.
-        settings: of vLLM or octavo, by name; values equal to the defaults have no effect.
+        settings: settings of vLLM or octavo, by name; values equal to the defaults have no effect.
 
     Raises:
         StartupError: the engine could not start, or a setting is not supported.
@@ -265,8 +265,8 @@ class LLM(PoolingLLM):
         Args:
             method: name of the method.
             timeout: ignored.
-            args: of the method.
-            kwargs: of the method.
+            args: positional arguments of the method.
+            kwargs: keyword arguments of the method.
 
         Returns:
             `None` for each worker.

@@ -89,7 +89,7 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
     """Return a prompt with its token ids, in a form for `AsyncClient.generate`.
 
     Args:
-        client: of the engine.
+        client: client of the engine.
         prompt: in any of vLLM's forms.
         options: vLLM's `tokenization_kwargs`.
 

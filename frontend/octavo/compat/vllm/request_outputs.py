@@ -151,9 +151,9 @@ def request_output(
     """Convert an output of octavo to vLLM's class.
 
     Args:
-        output: of octavo.
+        output: output of octavo.
         is_flat: `flat_logprobs` of the request.
-        lora_request: of the request.
+        lora_request: adapter of the request.
     """
     prompt_logprobs: Any = output.prompt_logprobs
     scores = output.prompt_token_id_logprobs

@@ -17,7 +17,7 @@ async def serve_http(
         app: the application.
         sock: a listening socket. `None`: a socket is created for `host` and `port` of `options`.
         enable_ssl_refresh: must be `False`.
-        options: of uvicorn.
+        options: options of uvicorn.
 
     Returns:
         An awaitable for the remaining shutdown work.
