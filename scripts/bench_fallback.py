@@ -94,11 +94,15 @@ def _serve(engine: LLM, prompts: torch.Tensor, num_tokens: int) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--architecture", default="SeedOssForCausalLM", help="of transformers, with keys like Llama's")
+    parser.add_argument(
+        "--architecture",
+        default="SeedOssForCausalLM",
+        help="class of transformers whose configuration has keys like Llama's",
+    )
     parser.add_argument("--model-impl", default="transformers", choices=["auto", "octavo", "transformers"])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--tokens", type=int, default=32, help="generated for each prompt")
-    parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate for each prompt")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after a warm-up round")
     return parser.parse_args()
 
 

@@ -237,7 +237,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_families.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", type=_names, metavar="FAMILY,...", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--num-threads", type=int, help="default: as many as there are cores")
+    parser.add_argument("--num-threads", type=int, help="default: number of cores")
     parser.add_argument("--operations", action="store_true", help="also print where the time goes")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()

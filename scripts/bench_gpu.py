@@ -98,7 +98,7 @@ def _arguments() -> argparse.Namespace:
         "--only", nargs="+", choices=keys, default=keys, metavar="SECTION", help=f"of {', '.join(keys)}"
     )
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help=f"for all of it; default: {TOTAL_S:.0f}")
-    parser.add_argument("--quick", action="store_true", help="only the most important cases")
+    parser.add_argument("--quick", action="store_true", help="measure only the most important cases")
     parser.add_argument("--dry-run", action="store_true", help="show the table with made-up figures, without a GPU")
     parser.add_argument("--logs", metavar="DIR", help="directory for logs; default: a temporary one")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")

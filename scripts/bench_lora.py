@@ -84,9 +84,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", help="see the flag of the server")
+    parser.add_argument("--quantization", help="quantization at load, as in octavo serve")
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=15, help="of each row; the median counts")
+    parser.add_argument("--runs", type=int, default=15, help="number of runs of each row; the median counts")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()
 

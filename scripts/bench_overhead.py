@@ -89,12 +89,12 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE", help=f"of {list(MODES)}"
     )
-    parser.add_argument("--num-requests", type=int, default=2000, help="of each mode in each round")
+    parser.add_argument("--num-requests", type=int, default=2000, help="number of requests of each mode in each round")
     parser.add_argument("--concurrency", type=int, default=200, help="connections, each with one request at a time")
     parser.add_argument("--input-words", type=int, default=16, help="words, about as many tokens, of each prompt")
     parser.add_argument("--max-output-len", type=int, default=4, help="requests ask for 1 to this many tokens in turn")
     parser.add_argument("--rounds", type=int, default=3, help="repetitions; the median is shown")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)

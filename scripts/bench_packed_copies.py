@@ -28,7 +28,9 @@ def main() -> None:
     """Print one line for each pair of copies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--placements", type=int, default=3, metavar="N", help="pairs of copies")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="of each engine, for each pair of processes")
+    parser.add_argument(
+        "--rounds", type=int, default=4, metavar="N", help="rounds of each engine, for each pair of processes"
+    )
     args = parser.parse_args()
     for number in range(1, args.placements + 1):
         with tempfile.TemporaryDirectory(prefix="octavo-copies-") as directory:

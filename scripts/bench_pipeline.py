@@ -29,9 +29,11 @@ def main() -> None:
     """Measure each number of stages and print a table."""
     parser = argparse.ArgumentParser(prog="scripts/bench_pipeline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--step-ms", type=float, default=20.0, help="time of a step on each stage, without its tokens")
-    parser.add_argument("--token-ms", type=float, default=0.1, help="time of each token on each stage")
-    parser.add_argument("--requests", type=int, default=24, help="for each stage")
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="milliseconds of a step on each stage, without its tokens"
+    )
+    parser.add_argument("--token-ms", type=float, default=0.1, help="milliseconds per token on each stage")
+    parser.add_argument("--requests", type=int, default=24, help="number of requests for each stage")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     args = parser.parse_args()
     results = [measure(num_stages, args) for num_stages in args.stages]

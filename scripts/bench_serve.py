@@ -51,14 +51,19 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=128, help="prompt tokens, without the shared prefix")
     parser.add_argument("--output-len", type=int, default=32, help="output tokens of each request")
-    parser.add_argument("--length-spread", type=float, default=0.0, help="0.5: lengths from half to one and a half")
+    parser.add_argument(
+        "--length-spread",
+        type=float,
+        default=0.0,
+        help="relative spread of lengths; 0.5: from half to one and a half times",
+    )
     parser.add_argument("--num-prefixes", type=int, default=2, help="shared-prefix: number of prefixes")
     parser.add_argument("--prefix-len", type=int, default=256, help="shared-prefix: tokens of each prefix")
     parser.add_argument("--request-rate", type=float, help="requests per second, Poisson; default: all at once")
     parser.add_argument("--max-concurrency", type=int, default=8, help="requests in flight at a time")
     parser.add_argument("--max-token-id", type=int, default=MAX_TOKEN_ID, help="largest token id in prompts")
-    parser.add_argument("--api-key", help="sent as the bearer token")
-    parser.add_argument("--seed", type=int, default=0, help="of the workload")
+    parser.add_argument("--api-key", help="API key, sent as the bearer token")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the workload")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parse_arguments(parser)
 

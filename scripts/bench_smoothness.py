@@ -40,7 +40,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--long-len", type=int, default=6000, help="tokens of the long prompt")
     parser.add_argument("--short-len", type=int, default=64, help="tokens of the short prompt")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and pauses")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and pauses")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parse_arguments(parser)
 

@@ -107,9 +107,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shape",
         choices=[name for name in SHAPES if name.startswith("qwen2")],
-        help="a model of this shape that counts: see scripts/counting_checkpoint.py",
+        help="use a counting model of this shape: see scripts/counting_checkpoint.py",
     )
-    parser.add_argument("--cases", help="separated by commas; default: all of the model")
+    parser.add_argument("--cases", help="cases separated by commas; default: all that the model supports")
     parser.add_argument(
         "--speculative-config", type=json.loads, default={"method": "ngram"}, metavar="JSON", help="default: ngram"
     )
@@ -124,7 +124,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="settings of both engines")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
     parser.add_argument(
-        "--num-random", type=int, default=64, help="requests at once of the cases random and json-batch"
+        "--num-random", type=int, default=64, help="concurrent requests in the cases random and json-batch"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")

@@ -125,11 +125,16 @@ def _arguments() -> argparse.Namespace:
         prog="scripts/bench_transcription", description=(__doc__ or "").split("\n", maxsplit=1)[0]
     )
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"separated by commas: {', '.join(SYSTEMS)}")
-    parser.add_argument("--files", type=int, default=8, help="at once")
-    parser.add_argument("--texts", type=int, default=1, help="spoken in each file; default: 1, about 28 seconds")
-    parser.add_argument("--timestamps", action="store_true", help="with the times of segments")
+    parser.add_argument("--files", type=int, default=8, help="number of files that are transcribed concurrently")
+    parser.add_argument(
+        "--texts",
+        type=int,
+        default=1,
+        help="number of texts that are spoken in each file; default: 1, about 28 seconds",
+    )
+    parser.add_argument("--timestamps", action="store_true", help="transcribe with the times of segments")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--faster-whisper-python", help="with faster-whisper")
+    parser.add_argument("--faster-whisper-python", help="Python with faster-whisper")
     parser.add_argument("--json", help="write the results here")
     args = parser.parse_args()
     if unknown := set(args.systems.split(",")) - set(SYSTEMS):

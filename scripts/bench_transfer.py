@@ -37,7 +37,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
     parser.add_argument("--engine", action="append", default=[], metavar="NAME=VALUE", help="a setting of both engines")
     parser.add_argument("--input-len", type=int, default=2000, help="prompt tokens")
-    parser.add_argument("--prompts", type=int, default=5, help="prompts for each way")
+    parser.add_argument("--prompts", type=int, default=5, help="prompts for each of the ways")
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     return parser.parse_args()
 

@@ -35,9 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("scripts/build_wheels", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the files; default: dist")
     parser.add_argument(
-        "--isa", nargs="*", choices=LEVELS, default=LEVELS, help="levels in octavo_prebuilt; none: skip"
+        "--isa",
+        nargs="*",
+        choices=LEVELS,
+        default=LEVELS,
+        help="instruction set levels in octavo_prebuilt; none: skip it",
     )
-    parser.add_argument("--compiler", help="for the kernels; default: as octavo build-kernels")
+    parser.add_argument("--compiler", help="compiler of the kernels; default: the one that octavo build-kernels uses")
     parser.add_argument("--only-kernels", action="store_true", help="no sdist and no wheel of octavo")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ def main() -> None:
     """Print one line for each task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("first", type=Path, help="the --output_path of one run")
-    parser.add_argument("second", type=Path, help="of the other")
+    parser.add_argument("second", type=Path, help="the --output_path of the other run")
     arguments = parser.parse_args()
     first, second = samples(arguments.first), samples(arguments.second)
     tasks = sorted(first.keys() & second.keys())

@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     """Convert the file named on the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/convert_recording", description=__doc__)
     parser.add_argument("source", type=Path, help="written by octavo serve --record-steps FILE of an earlier release")
-    parser.add_argument("target", type=Path, help="for scripts/replay")
+    parser.add_argument("target", type=Path, help="output file for scripts/replay")
     options = parser.parse_args(arguments)
     try:
         options.target.write_bytes(convert(options.source.read_bytes()))

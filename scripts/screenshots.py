@@ -23,7 +23,9 @@ QUESTION = "Why is the sea salty? Answer in two sentences."
 def main() -> None:
     """Write chat.webp, compare.webp, engine.webp, and first-screen.webp with two of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=IMAGES, help="where the pictures go; default: docs/images")
+    parser.add_argument(
+        "--directory", type=Path, default=IMAGES, help="directory for the pictures; default: docs/images"
+    )
     directory: Path = parser.parse_args().directory
     directory.mkdir(parents=True, exist_ok=True)
     with serving(str(fetch_default_model.fetch()), FLAGS) as (url, _), browser() as page:

@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--top-k", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=1024, help="of a step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--window", type=int, default=50, help="steps between two placements")
     parser.add_argument("--skew", type=float, default=0.8)

@@ -67,14 +67,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/simulate_routing", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--processes", type=int, default=1, help="HTTP processes, each of which routes by itself")
+    parser.add_argument("--processes", type=int, default=1, help="number of HTTP processes, which route independently")
     parser.add_argument("--death-every", type=float, default=0.0, metavar="S", help="seconds between two deaths")
     parser.add_argument("--policies", default="prefix,estimates,reports,round_robin,least_loaded,hashing")
     parser.add_argument(
-        "--state-interval", type=int, default=0, metavar="TOKENS", help="engines continue only from recurrent states"
+        "--state-interval",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="tokens between recurrent states, the only points from which engines continue; 0: no states",
     )
     parser.add_argument(
-        "--states", type=int, default=500, help="with --state-interval: that the cache of an engine has"
+        "--states", type=int, default=500, help="with --state-interval: recurrent states in the cache of an engine"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")

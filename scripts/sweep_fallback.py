@@ -68,7 +68,11 @@ MARKS = re.compile(r"(<!-- sweep -->\n).*(\n<!-- end of sweep -->)", re.DOTALL)
 def main() -> None:
     """Run all architectures, or those named on the command line, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("architectures", nargs="*", help="default: all without a family; docs/models.md is written")
+    parser.add_argument(
+        "architectures",
+        nargs="*",
+        help="class names; default: all without a family, whose results are written to docs/models.md",
+    )
     given = parser.parse_args().architectures
     names = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) - set(ARCHITECTURES))
     results = {}

@@ -26,7 +26,7 @@ Rounding = Callable[[Tensor, int, int], Tensor]
 def main() -> None:
     """Print a line for each type."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a model with safetensors")
     options = parser.parse_args()
     text, model = fixed_text(), reference_of(options.model, None)
     original = octavo_reading(options.model, text)

@@ -51,17 +51,17 @@ AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
 def main() -> None:
     """Print a line for each format; exit with 1 if one adds too much."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a model with safetensors")
     parser.add_argument("--formats", help=f"of {', '.join(FORMATS)}; default: all")
-    parser.add_argument("--calibration", type=Path, required=True, help="a text, for gptq and awq")
-    parser.add_argument("--work", type=Path, required=True, help="a directory; checkpoints in it are used again")
+    parser.add_argument("--calibration", type=Path, required=True, help="calibration text for gptq and awq")
+    parser.add_argument("--work", type=Path, required=True, help="directory for checkpoints, which are reused")
     parser.add_argument("--num-samples", type=int, default=32)
-    parser.add_argument("--text", type=Path, help="what the models read; default: a text of about a thousand words")
+    parser.add_argument("--text", type=Path, help="text that the models read; default: about a thousand words")
     parser.add_argument(
         "--in-parts",
         type=int,
         metavar="PIECES",
-        help="only compare octavo with the reference, after each so many pieces",
+        help="only compare octavo with the reference, each time this many pieces have been read",
     )
     parser.add_argument(
         "--every",

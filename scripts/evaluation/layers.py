@@ -41,11 +41,11 @@ LAYERS = {
 def main() -> None:
     """Print a line for each type."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors, of a Llama")
-    parser.add_argument("--work", type=Path, required=True, help="a directory; files in it are used again")
-    parser.add_argument("--types", default=",".join(ggml_types.TYPES), help="default: all")
-    parser.add_argument("--text", type=Path, help="what the model reads; default: a text of about a thousand words")
-    parser.add_argument("--tokens", type=int, default=128, help="of the text; default: 128")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a Llama with safetensors")
+    parser.add_argument("--work", type=Path, required=True, help="directory for files, which are reused")
+    parser.add_argument("--types", default=",".join(ggml_types.TYPES), help="types, separated by commas; default: all")
+    parser.add_argument("--text", type=Path, help="text that the model reads; default: about a thousand words")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of the text that are read; default: 128")
     parser.add_argument("--every", type=int, default=1, metavar="BLOCKS", help="the type is in files as by formats.py")
     options = parser.parse_args()
     text = options.text.read_text() if options.text else fixed_text()

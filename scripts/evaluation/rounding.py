@@ -31,11 +31,17 @@ LAYERS = {
 def main() -> None:
     """Print a line for each kind of layer, and for all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors, of a Llama")
-    parser.add_argument("--text", type=Path, help="what the model reads; default: a text of about a thousand words")
-    parser.add_argument("--tokens", type=int, help="of the text; default: all")
-    parser.add_argument("--skip", type=int, default=0, help="tokens of the text before them")
-    parser.add_argument("--bits", type=int, nargs="+", default=[8, 7, 6, 5], help="for all layers; default: 8 7 6 5")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a Llama with safetensors")
+    parser.add_argument("--text", type=Path, help="text that the model reads; default: about a thousand words")
+    parser.add_argument("--tokens", type=int, help="tokens of the text that are read; default: all")
+    parser.add_argument("--skip", type=int, default=0, help="tokens to skip at the beginning of the text")
+    parser.add_argument(
+        "--bits",
+        type=int,
+        nargs="+",
+        default=[8, 7, 6, 5],
+        help="bits to which the inputs of all layers are rounded; default: 8 7 6 5",
+    )
     parser.add_argument("--group-size", type=int, default=32)
     options = parser.parse_args()
     text = options.text.read_text() if options.text else fixed_text()

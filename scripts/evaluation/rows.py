@@ -106,10 +106,10 @@ class TwiceComputed(nn.Module):
 def main() -> None:
     """Print a line for each format; exit with 1 if a product has other bits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors")
-    parser.add_argument("--work", type=Path, required=True, help="a directory; checkpoints in it are used again")
-    parser.add_argument("--text", type=Path, help="what the models read; default: a text of about a thousand words")
-    parser.add_argument("--tokens", type=int, help="of the text; default: all")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a model with safetensors")
+    parser.add_argument("--work", type=Path, required=True, help="directory for checkpoints, which are reused")
+    parser.add_argument("--text", type=Path, help="text that the models read; default: about a thousand words")
+    parser.add_argument("--tokens", type=int, help="tokens of the text that are read; default: all")
     options = parser.parse_args()
     text = options.text.read_text() if options.text else fixed_text()
     tokens = AutoTokenizer.from_pretrained(options.model)(text)["input_ids"][: options.tokens]

@@ -36,13 +36,13 @@ LARGEST_LEVEL = 2047
 def main() -> None:
     """Print a line for each change of the weights, and one for octavo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors, of a Llama")
-    parser.add_argument("--work", type=Path, required=True, help="a directory; files in it are used again")
+    parser.add_argument("--model", type=Path, required=True, help="directory of a Llama with safetensors")
+    parser.add_argument("--work", type=Path, required=True, help="directory for files, which are reused")
     parser.add_argument("--type", required=True, choices=TYPES)
-    parser.add_argument("--every", type=int, default=1, metavar="BLOCKS", help="as of formats.py")
-    parser.add_argument("--text", type=Path, help="what the models read; default: a text of about a thousand words")
+    parser.add_argument("--every", type=int, default=1, metavar="BLOCKS", help="see formats.py")
+    parser.add_argument("--text", type=Path, help="text that the models read; default: about a thousand words")
     parser.add_argument("--size", type=float, default=2e-4, help="standard deviation of random errors; default: 2e-4")
-    parser.add_argument("--draws", type=int, default=4, help="of random errors; default: 4")
+    parser.add_argument("--draws", type=int, default=4, help="number of draws of random errors; default: 4")
     options = parser.parse_args()
     text = options.text.read_text() if options.text else fixed_text()
     tokens = AutoTokenizer.from_pretrained(options.model)(text)["input_ids"]
