@@ -61,7 +61,7 @@ class CastPlacesArguments(Arguments):
 
 
 class Deltas(NamedTuple):
-    """What adapters add to the products of some places."""
+    """Sums that adapters add to the products of some places."""
 
     values: Value
     layout: PlacedRows

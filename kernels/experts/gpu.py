@@ -186,7 +186,7 @@ def _multiply_downs(
 
 
 class _Changes:
-    """What the adapters of tokens add.
+    """Sums that the adapters of tokens add.
 
     Args:
         adapters: adapters of the layer.

@@ -55,7 +55,7 @@ def report_rows(rows: Rows, report: Report, memory: LogprobsMemory, ruled_out: f
     """Write the log-probabilities of the rows that request them; programs of other rows return at once.
 
     Args:
-        rows: after the draw.
+        rows: the rows, after the draw.
         report: the reports of the rows, and the drawn tokens.
         memory: has an entry for each row.
         ruled_out: see `draw_filtered`.

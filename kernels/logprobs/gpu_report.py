@@ -15,7 +15,7 @@ _MAX_ID = tl.constexpr(2**31 - 1)
 
 
 class Report(NamedTuple):
-    """What the rows report, by slot, and the drawn tokens. An argument of kernels."""
+    """Reports of the rows, by slot, and the drawn tokens. An argument of kernels."""
 
     modes: Tensor
     """int32, by slot; see `memory.py`."""

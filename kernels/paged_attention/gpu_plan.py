@@ -211,7 +211,7 @@ def _first_keys(shape: AttentionShape, positions: Longs) -> Longs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """What the split requests of a step share. E: number of entries."""
+    """Data that the split requests of a step share. E: number of entries."""
 
     members: Longs
     """Indices of entries."""

@@ -1,4 +1,4 @@
-"""What the functions of `pointwise` mean."""
+"""References of the functions of `pointwise`."""
 
 import torch
 from torch import Tensor

@@ -106,7 +106,7 @@ class RequestTable:
     allowed_SW: Tensor
     """A token mask, see `octavo.kernels.token_mask`: (V + 31) // 32 words."""
     report_S: Tensor
-    """What is reported for a draw, see `octavo.kernels.logprobs.memory`; 0: nothing."""
+    """Reporting mode of a draw, see `octavo.kernels.logprobs.memory`; 0: nothing."""
     num_top_S: Tensor
     """Number of most likely tokens to report."""
     lists_L2: Tensor

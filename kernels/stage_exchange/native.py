@@ -57,7 +57,7 @@ def record_send(parts: Sequence[Tensor], width: int, link: SharedMemoryLink) -> 
 
 
 def record_receive(positions_T: Tensor, num_parts: int, width: int, link: SharedMemoryLink) -> list[Tensor]:
-    """Record that one or two matrices of `width` columns come from the stage before.
+    """Record that one or two matrices of `width` columns come from the previous stage.
 
     Args:
         positions_T: positions of the step that the rows belong to.
