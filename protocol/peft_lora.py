@@ -199,7 +199,7 @@ def module_of(name: str, where: str) -> tuple[str, Factor]:
 
 
 def has_oriented_stacks(peft_version: str | None) -> bool:
-    """Return whether A is certainly on the input side of stacked weights, whatever their shape."""
+    """Return whether A is certainly on the input side of stacked weights, even square ones: from PEFT 0.21 on."""
     numbers = re.match(r"(\d+)\.(\d+)", peft_version or "")
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 21)
 

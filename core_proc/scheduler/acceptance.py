@@ -169,7 +169,7 @@ class Acceptance:
         if num_accepted < len(token_ids):
             self._cache.invalidate_blocks(request)
             self._counters.corrupted_requests += 1
-            return [*events, self._fail(request, "the model's logits are NaN or infinite: its values overflow")]
+            return [*events, self._fail(request, "the model's outputs are NaN or infinite: its values overflow")]
         if self._cache.has_unhashed_block(request):
             request.next_plan_check = 0
         if is_plain_stream(request):

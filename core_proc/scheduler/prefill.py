@@ -42,8 +42,8 @@ class Prefill:
         self._encoder = encoder
         self._max_step_tokens = max_step_tokens
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
-        """Most blocks of one request that sliding windows hold. Hits must leave this many spare, because the reserved
-        blocks they use will be needed again for later windows."""
+        """Most blocks of one request that sliding windows hold. A started request gets hits only while this many blocks
+        are spare: hits may occupy blocks reserved for later tokens, whose windows will need them again."""
 
     def run(self, builder: StepBuilder, prompts: PromptBudget) -> None:
         """Give every request its share of the budget, then distribute the remaining tokens in order."""

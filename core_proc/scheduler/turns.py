@@ -23,7 +23,7 @@ class PipelineTurns:
 
     Args:
         num_stages: pipeline stages of the model. This many steps are computed at once.
-        full_step_tokens: a larger step is no faster per token; 0 if unknown.
+        full_step_tokens: number of tokens from which on a larger step is no faster per token; 0 if unknown.
     """
 
     def __init__(self, num_stages: int, full_step_tokens: int) -> None:

@@ -77,7 +77,7 @@ class GatedProduct(Protocol):
 
 
 def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> DevicePacker:
-    """Return a packer for one kind of device. On a CPU every product is batch-invariant."""
+    """Return the packer for a CPU, on which every product is batch-invariant."""
     return cpu.Packer()
 
 

@@ -105,7 +105,7 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
     path = tiny_dual.make_siglip(tmp_path)
     with pytest.raises(ConfigError, match="pads its texts to all of its 40 positions"):
         LLM(str(path), max_model_len=20)
-    with pytest.raises(ConfigError, match="do not pass between the stages"):
+    with pytest.raises(ConfigError, match="cannot pass between the pipeline stages"):
         LLM(str(path), pipeline_parallel_size=2)
 
 

@@ -235,7 +235,7 @@ def test_a_processor_that_computes_other_bits_is_not_used(caplog: pytest.LogCapt
     agents._admit(ready("2", "b", vectors="avx512f"))
     assert agents.place(0, 2) is None
     assert "node b cannot be used" in caplog.text and "avx2, avx512f" in caplog.text
-    assert "node b cannot be used: its processor" in agents.missing(2), "it has joined, but was refused"
+    assert "node b cannot be used: its CPU" in agents.missing(2), "it has joined, but was refused"
     agents._admit(ready("3", "c"))
     assert agents.place(0, 2) is not None
     agents.close()

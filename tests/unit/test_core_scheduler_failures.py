@@ -27,7 +27,7 @@ def test_a_request_without_a_token_fails_alone():
     engine.commit()
     assert isinstance(bad.end, Failed)
     assert bad.end.kind is FailureKind.INTERNAL
-    assert "not numbers" in bad.end.message
+    assert "NaN or infinite" in bad.end.message
     engine.run()
     assert engine.scheduler.stats().corrupted_requests == 1
     assert not bad.token_ids

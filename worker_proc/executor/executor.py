@@ -68,7 +68,7 @@ class PipelinedExecutor:
         encoder: encodes media; `None` if this worker encodes none.
         aligner: aligns texts with audio; `None` if the model attends to no audio.
         repeater: the runner, if it can repeat steps whose arrays were changed in place; `None` if it cannot.
-        answers: whether this is the last pipeline stage, which samples; results of the other stages are empty.
+        answers: whether this is the last pipeline stage, which samples. Other stages read tokens in later plans.
     """
 
     def __init__(
