@@ -199,7 +199,7 @@ def test_chat_completions(server: Server, file: Path) -> None:
 
 
 def test_the_examples_of_the_documentation(server: Server, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    section = (ROOT / "docs/multimodal.md").read_text().partition("## Sounds in conversations")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/multimodal.md").read_text().partition("## Audio in conversations")[2].partition("\n## ")[0]
     first, second = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"LLM": lambda model: llm}
     code = first.replace("Qwen/Qwen2-Audio-7B-Instruct", "tiny").replace("http://127.0.0.1:8000", server.url)
