@@ -23,6 +23,9 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 IS_INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 """True in a process whose kernels run in the interpreter; Triton decides it when a kernel is defined."""
 
+_INSTRUCTION_INPUTS = 16
+"""Inputs that a tensor core instruction multiplies and adds up if they have 16 bits."""
+
 UNREPAIRED: dict[str, Callable[..., Any]] = {
     name: getattr(InterpreterBuilder, name)
     for name in ("binary_op", "unary_op", "create_dot", "create_fma", "create_fp_to_fp", "cast_impl")
@@ -92,9 +95,13 @@ def _create_dot(
     a, b = _widen(a), _widen(b)
     if d.dtype.scalar != tl.float32 or a.data.dtype.kind != "f" or b.data.dtype.kind != "f":
         return UNREPAIRED["create_dot"](self, a, b, d, *precision)
-    # In float64, because numpy's order of summation depends on the shape; a GPU's does not.
-    sums = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + d.data
-    return TensorHandle(sums.astype(np.float32), tl.float32)
+    # One sum for each tensor core instruction, in ascending order, so two products in a chain have the bits of one
+    # product of all inputs. In float64, because numpy's order of summation depends on the shape; a GPU's does not.
+    left, right, sums = a.data.astype(np.float64), b.data.astype(np.float64), d.data
+    for first in range(0, left.shape[-1], _INSTRUCTION_INPUTS):
+        inputs = slice(first, first + _INSTRUCTION_INPUTS)
+        sums = (np.matmul(left[..., inputs], right[..., inputs, :]) + sums).astype(np.float32)
+    return TensorHandle(sums, tl.float32)
 
 
 def _fp_to_fp(self: InterpreterBuilder, src: TensorHandle, dst_type: tl.dtype, rounding: Any) -> TensorHandle:
