@@ -35,19 +35,20 @@ _DESCRIPTIONS: dict[Kind, str] = {
 }
 _MAX_SPLITS = 8
 _LEAST_INPUTS = 512
-"""Of a split: fewer would not fill the pipeline."""
+"""Minimum inputs of a split: fewer would not fill the pipeline."""
 _SHARING = 1.5
-"""Programs for each multiprocessor from which most of them share one."""
+"""Programs per multiprocessor from which on most programs share one."""
 _ALONE_COST = 1.4
-"""Of a program without another one that works while it waits. Assumed."""
+"""Relative time of a program that has a multiprocessor to itself: nothing runs while it waits. Assumed."""
 _END_BLOCKS = 1.5
-"""What the end of a program costs beside its blocks of inputs."""
+"""Time of the end of a program, in blocks of inputs."""
 ROWS = (16, 32, 64, 128)
-"""Of a tile."""
+"""Possible numbers of rows of a tile."""
 _MOST_ROWS_OF_STEPS = 32
-"""Most rows of a tile whose iterations multiply two blocks of inputs; larger ones lack registers."""
+"""Maximum rows of a tile whose iterations multiply two blocks of inputs; larger tiles lack registers."""
 _LEAST_STAGES_OF_STEPS = 3
-"""Fewest stages of two blocks each: with two of them, less would be in flight than with single blocks."""
+"""Minimum stages for iterations of two blocks: with two stages, fewer bytes would be in flight than with more stages
+of one block."""
 _FLOAT8_CAPABILITY = (8, 9)
 _MAJOR_WITHOUT_KERNELS = 10
 _TYPES = {
@@ -65,11 +66,11 @@ class QuantizedLaunch:
     """How the product of a number of rows is computed."""
 
     rows: int
-    """Of a tile."""
+    """Rows of a tile."""
     num_tiles: int
     num_splits: int
     is_spread: bool
-    """Each split of a tile has its own program."""
+    """Whether each split of a tile has its own program."""
     num_warps: int
     step: int
     """Blocks of inputs that one iteration multiplies."""
@@ -84,13 +85,13 @@ class QuantizedProduct:
     bias_O: Tensor | None
     gpu: Gpu
     num_done: Tensor
-    """Of the splits of a tile; int32, zero between calls."""
+    """Number of finished splits of each tile; int32, zero between calls."""
 
     @classmethod
     def new(
         cls, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device, gpu: Gpu
     ) -> "QuantizedProduct | None":
-        """Return the product on a device; None: no kernel multiplies with this format."""
+        """Return the product on a device; `None` if no kernel multiplies with this format."""
         if not has_kernels(device):
             return None
         packed = pack(weight, dtype, device, has_float8=has_float8(device))
@@ -101,17 +102,17 @@ class QuantizedProduct:
 
     @property
     def num_bytes(self) -> int:
-        """Of the packed weight."""
+        """Size of the packed weight in bytes."""
         return self.weight.num_bytes
 
     @property
     def description(self) -> str:
-        """What it computes with, for the log."""
+        """Formats of the weight and rows, for the log."""
         return _DESCRIPTIONS[self.weight.kind]
 
     @property
     def num_splits(self) -> int:
-        """The parts of the inputs that are added up separately, for which a decode should take the least time."""
+        """Number of parts of the inputs that are added up separately, chosen for the least time of a decode."""
         weight, num_multiprocessors = self.weight, self.gpu.num_multiprocessors
         num_tiles = -(-weight.num_outputs // TILE_OUTPUTS)
         if num_tiles > num_multiprocessors:
@@ -133,18 +134,19 @@ class QuantizedProduct:
         return self._blocks_of(self.num_splits)
 
     def _blocks_of(self, num_splits: int) -> int:
-        """Return the blocks of a split, a multiple of those that one iteration of any tile multiplies."""
+        """Return the blocks of a split: a multiple of `_most_step`, so splits do not depend on the tile."""
         return -(-self.weight.num_blocks // (self._most_step * num_splits)) * self._most_step
 
     @property
     def _most_step(self) -> int:
+        """Maximum number of blocks that an iteration multiplies; a divisor of `num_blocks`."""
         is_possible = self.weight.kind not in ("s8", "f8") and self.weight.num_blocks % 2 == 0
         return 2 if is_possible else 1
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """The rows that a tile may have, ascending."""
-        # Elsewhere the largest tiles leave no registers for what a group or a number in float32 needs.
+        """Possible numbers of rows of a tile, ascending."""
+        # Other kinds lack registers for the scales of groups or numbers in float32 in the largest tiles.
         is_large = self.weight.kind in ("u4", "s8") or (self.gpu.has_descriptors and not self._has_scaled_parts)
         return ROWS if is_large else ROWS[:-1]
 
@@ -244,7 +246,7 @@ class QuantizedProduct:
 
 
 def form_of(weight: GpuQuantizedWeight) -> Form:
-    """Return what kernels are compiled for."""
+    """Return the properties of a weight that kernels are specialized for."""
     return Form(
         kind=weight.kind,
         word_dtype=_TYPES[weight.words.dtype],

@@ -23,13 +23,13 @@ _OUTPUTS = tl.constexpr(TILE_OUTPUTS)
 
 
 class Form(NamedTuple):
-    """What kernels are compiled for: the form of a weight, see `GpuQuantizedWeight`."""
+    """Properties of a weight that kernels are specialized for; see `GpuQuantizedWeight`."""
 
     kind: Kind
     word_dtype: tl.dtype
     scale_dtype: tl.dtype
     group: int
-    """Inputs that share a scale; 0: each output has one."""
+    """Inputs that share a scale; 0 if all inputs of an output do."""
     other: Other
     zero: int
     unit: float
@@ -37,17 +37,18 @@ class Form(NamedTuple):
     chunk: int
     num_chunks: int
     is_even: bool
-    """The inputs are whole blocks."""
+    """Whether the number of inputs is a multiple of the block size."""
     assembly: tuple[str, ...] | None
-    """See `octavo.kernels.linear.gpu_quantized_layout.assembly`; None in Triton's interpreter."""
+    """See `octavo.kernels.linear.gpu_quantized_layout.assembly`; `None` in Triton's interpreter."""
     pieces: tuple[tuple[tuple[int, int], ...], ...]
+    """Pieces of each chunk's codes, see `pieces_of`; empty if numbers are not made in pairs of 16 bits."""
     base: int
-    """For the interpreter: the same, where codes become numbers of 16 bits in pairs."""
+    """Bits of each number besides those of its code. The interpreter reads it; `assembly` contains it."""
 
 
 @triton.jit
 def _begin_early(words_ptr, tile, first_block, num_blocks, CHUNK: tl.constexpr, COUNT: tl.constexpr):
-    """Bring the first codes of a tile into the cache while the kernel before computes the rows, then wait for it."""
+    """Prefetch the first COUNT blocks of codes while the previous kernel computes the rows, then wait for its end."""
     gdc_launch_dependents()
     LINE: tl.constexpr = 1024 // words_ptr.dtype.element_ty.primitive_bitwidth
     for ahead in tl.static_range(COUNT):  # the codes of a block are contiguous
@@ -61,7 +62,7 @@ def _begin_early(words_ptr, tile, first_block, num_blocks, CHUNK: tl.constexpr, 
 def _load_words(block_ptr, CHUNK: tl.constexpr, IS_SMALL: tl.constexpr):
     """Return the codes of a block."""
     if IS_SMALL:
-        # One range: the compiler finds the constant distances of a thread's places in it, not in a row times CHUNK.
+        # With one range the compiler finds that the addresses of a thread differ by constants.
         places = tl.arange(0, _OUTPUTS * CHUNK).reshape(_OUTPUTS, CHUNK)
         word_ptrs = block_ptr + tl.max_contiguous(tl.multiple_of(places, (1, CHUNK)), (1, CHUNK))
     else:  # takes fewer registers
@@ -79,7 +80,8 @@ def _load_rows(x_ptrs, inputs, num_inputs, IS_EVEN: tl.constexpr):
 
 @triton.jit
 def _load_scales(scale_ptrs, block, CHUNK_INDEX: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr):
-    """Return the words of scales of a chunk, and the next ones of its block if `scale_ptrs` point to two of each."""
+    """Return the words of scales of a chunk, and the next words of its block. If the block has only one word per
+    output, return it twice."""
     BLOCK: tl.constexpr = FORM.chunk * FORM.num_chunks
     INPUT: tl.constexpr = CHUNK_INDEX * FORM.chunk
     if BLOCK > SPAN:
@@ -93,7 +95,7 @@ def _load_scales(scale_ptrs, block, CHUNK_INDEX: tl.constexpr, SPAN: tl.constexp
 
 @triton.jit
 def _with_part(sums, part, scale_word, row_scale_ptrs, HAS_GROUPS: tl.constexpr):
-    """Add the sums of a block, scaled if it has scales of its own."""
+    """Return `sums` plus those of a block, which are scaled first if each group has a scale."""
     if HAS_GROUPS:
         factor = scale_word.to(tl.float32, bitcast=True)[:, None] * tl.load(row_scale_ptrs)[None, :]
         return tl.fma(part, factor, sums)
@@ -119,8 +121,10 @@ def sum_split(
     STEP: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Return the sums over the blocks of a split, outputs by rows; int32 of whole numbers. The split has a multiple of
-    STEP blocks, which one iteration multiplies."""
+    """Return the sums over the blocks of a split, outputs by rows; int32 for `s8`, else float32.
+
+    An iteration multiplies STEP blocks. The number of blocks of the split must be a multiple of it.
+    """
     KIND: tl.constexpr = FORM.kind
     GROUP: tl.constexpr = FORM.group
     CHUNK: tl.constexpr = FORM.chunk
@@ -130,14 +134,14 @@ def sum_split(
     BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
     HAS_PAIRS: tl.constexpr = len(FORM.pieces) > 0
     ROWS_ARE_QUANTIZED: tl.constexpr = KIND == "s8" or KIND == "f8"
-    # Inputs of a word of scales: it has one float32, or one of 16 bits and its minimum or zero, or those of two groups.
+    # Inputs of a word of scales: a float32; or 16 bits and a minimum or zero; or the 16-bit scales of two groups.
     SPAN: tl.constexpr = GROUP if HAS_FLOATS or HAS_OTHER else 2 * GROUP
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
     IS_SMALL: tl.constexpr = ROWS <= 32
-    # Two chunks in one product take fewer instructions. Large tiles have no registers for the numbers of both. A row
-    # has equal bits in small and large tiles only if one product of two chunks adds up in ascending order, as two
-    # products in a chain do. No GPU has confirmed it: `test_a_row_has_the_same_bits_in_every_tile` is the first to run.
+    # Two chunks in one product take fewer instructions. Large tiles lack registers for the numbers of both. A row has
+    # the same bits in small and large tiles only if a product of two chunks adds up in ascending order, 16 inputs at a
+    # time, as two chained products do. Not yet confirmed on a GPU: run `test_a_row_has_the_same_bits_in_every_tile`.
     JOINED: tl.constexpr = 2 if HAS_PAIRS and IS_SMALL else 1
     HAS_TWO_WORDS: tl.constexpr = GROUP > 0 and BLOCK > SPAN
     INPUTS_OF_LOAD: tl.constexpr = 2 * SPAN if HAS_TWO_WORDS else SPAN
@@ -145,7 +149,7 @@ def sum_split(
     outputs = tl.arange(0, _OUTPUTS)
     tile = (tile_outputs // _OUTPUTS).to(tl.int64)
     words_ptr += tile * num_blocks * (_OUTPUTS * CHUNK)
-    # What varies by thread is added before the loop, so the copies of a block differ by constant offsets.
+    # Offsets that vary by thread are added before the loop, so the addresses of an iteration differ by constants.
     row_ptrs = x_ptr + row_places[:, None] + columns[None, :]
     word_type: tl.constexpr = tl.int64 if HAS_TWO_WORDS else tl.int32
     scale_ptrs = scale_ptr + tile * tl.cdiv(num_blocks * BLOCK, SPAN) * _OUTPUTS if GROUP > 0 else scale_ptr
@@ -155,7 +159,7 @@ def sum_split(
         for chunk in tl.static_range(STEP * NUM_CHUNKS):
             first_input = block * BLOCK + chunk * CHUNK
             if chunk % NUM_CHUNKS == 0:
-                # The codes of all chunks of a block are in the same words; numbers that need no change are one chunk.
+                # The chunks of a block share its words of codes. A block of `s8` or `f8` is one chunk.
                 block_ptr = words_ptr + block * (_OUTPUTS * CHUNK) + chunk // NUM_CHUNKS * (_OUTPUTS * CHUNK)
                 words = _load_words(block_ptr, CHUNK, IS_SMALL)
             if chunk % JOINED == 0:
@@ -182,7 +186,7 @@ def sum_split(
                 sums = tl.dot(numbers, x.T, sums)
             elif KIND == "s8":
                 sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
-            else:  # Hopper's sums of float8 have 14 bits: no more than a block is added up in them
+            else:  # Hopper adds products of float8 up with 14 bits, so only the sums within a block
                 row_scale_ptrs = row_scale_ptr + rows * num_row_groups + group
                 sums = _with_part(sums, tl.dot(words, x.T), scale_word, row_scale_ptrs, GROUP > 0)
     return sums
@@ -200,9 +204,9 @@ def scaled_sums(
     HAS_BIAS: tl.constexpr,
     FORM: tl.constexpr,
 ):
-    """Return the results of a tile, float32, outputs by rows: sums with the scales of outputs and rows, and the bias.
+    """Return the results of a tile, float32, outputs by rows: sums times the scales of outputs and rows, plus the bias.
 
-    `rows`: those of `row_scale`.
+    `rows`: indices of the tile's rows in `row_scale`.
     """
     GROUP: tl.constexpr = FORM.group
     KIND: tl.constexpr = FORM.kind
@@ -265,8 +269,8 @@ def quantized_linear_kernel(
         _begin_early(words_ptr, tile_outputs // _OUTPUTS, first_block, num_blocks, FORM.chunk, STEP * NUM_STAGES)
     rows = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
     total = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
-    for step in range(1 if IS_SPREAD else NUM_SPLITS):
-        split = first_split + step
+    for index in range(1 if IS_SPREAD else NUM_SPLITS):
+        split = first_split + index
         sums = sum_split(
             x_ptr,
             row_scale_ptr,
@@ -285,7 +289,7 @@ def quantized_linear_kernel(
             STEP,
             NUM_STAGES,
         )
-        total = tl.where(step == 0, sums, total + sums)
+        total = tl.where(index == 0, sums, total + sums)
     is_last = True
     if IS_SPREAD:
         places = tl.arange(0, _OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]

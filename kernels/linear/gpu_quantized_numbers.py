@@ -1,15 +1,16 @@
-"""Turns the codes of quantized weights into numbers, in the registers of `gpu_quantized_kernels`.
+"""Converts the codes of quantized weights to numbers, in registers.
 
-`FORM` is its `Form`; weights, scales and the kinds of codes are described in `gpu_quantized_layout`.
+`FORM` is the `Form` of `gpu_quantized_kernels`. Weights, scales and the kinds of codes are described in
+`gpu_quantized_layout`.
 """
 
 import triton
 import triton.language as tl
 
 _FLOAT_BYTE = tl.constexpr(0x4B000000)
-"""2^23 in float32: a byte in its lowest bits adds itself."""
+"""Bits of 2^23 in float32. With a byte in the lowest bits, the number is 2^23 plus the byte."""
 _E4M3_UNIT = tl.constexpr(2.0**120)
-"""Of a float8_e4m3fn whose exponent and mantissa are the upper ones of a float32."""
+"""Factor that restores a float8_e4m3fn whose exponent and mantissa bits were copied to those of a float32."""
 
 
 @triton.jit
@@ -24,7 +25,7 @@ def two_words(both, FORM: tl.constexpr):
     """Return the lower and the upper word of each 64 bits."""
     if FORM.assembly is None:
         return both.to(tl.int32), (both >> 32).to(tl.int32)
-    # The compiler would shift 64 bits for each half of a word, which multiplications read for nothing from 32 bits.
+    # The compiler would shift 64 bits for each 16-bit half; multiplications read halves of 32-bit registers directly.
     return tl.inline_asm_elementwise(
         "mov.b64 {$0, $1}, $2;", "=r,=r,l", [both], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
@@ -32,7 +33,7 @@ def two_words(both, FORM: tl.constexpr):
 
 @triton.jit
 def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return the bits of the numbers of a chunk; compiled kernels have `Form.assembly` for that."""
+    """Return the bits of a chunk's numbers in the interpreter. Compiled kernels use `Form.assembly`."""
     PIECES: tl.constexpr = FORM.pieces
     lower, upper = tl.split(words.to(tl.uint16, bitcast=True).reshape(words.shape[0], words.shape[1] // 2, 2))
     pairs = lower.to(tl.uint32) | (upper.to(tl.uint32) << 16)
@@ -46,8 +47,10 @@ def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
-    read in the time of 3 instructions."""
+    """Return the numbers of a chunk in the type of the rows, shape (128, chunk).
+
+    Each instruction computes two numbers: memory delivers a code of 4 bits in the time of three instructions.
+    """
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
     OTHER: tl.constexpr = FORM.other
@@ -64,16 +67,16 @@ def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_IND
         scale = _half(scale_word, 0 if OTHER != "none" else is_upper, dtype)
     if KIND == "u8" or (KIND == "u4" and dtype == tl.bfloat16):
         # Codes of 4 bits in odd chunks are the upper halves of bytes.
-        STEP: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
+        CODE_UNIT: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
         if HAS_GROUPS:
             if OTHER == "minimum":
                 minimum = _half(scale_word, 1, dtype)
             else:  # -ZERO * 2^-133
                 minimum = scale * tl.full([1], 0x8000 | ZERO, tl.uint16).to(dtype, bitcast=True)
-            if STEP != 1.0:
-                scale = scale * tl.full([1], STEP, tl.float32).to(dtype)
+            if CODE_UNIT != 1.0:
+                scale = scale * tl.full([1], CODE_UNIT, tl.float32).to(dtype)
         else:
-            scale = tl.full([numbers.shape[0]], UNIT * STEP, tl.float32).to(dtype)
+            scale = tl.full([numbers.shape[0]], UNIT * CODE_UNIT, tl.float32).to(dtype)
             minimum = tl.full([numbers.shape[0]], -ZERO / SUM_UNIT, tl.float32).to(dtype)
         scales = tl.broadcast_to(scale[:, None], numbers.shape)
         numbers = tl.fma(numbers, scales, tl.broadcast_to(minimum[:, None], numbers.shape))
@@ -96,7 +99,7 @@ def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_IND
 
 @triton.jit
 def numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
+    """Return the numbers of a chunk in the type of the rows, (128, chunk), computed in float32 and rounded once."""
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
     OTHER: tl.constexpr = FORM.other
