@@ -4,7 +4,7 @@ A fenced block is an example when its info string says so: three backquotes, the
 It talks to `http://127.0.0.1:8000`, which here becomes a server of the default model, and loads `MODEL`, which becomes
 that model. A page that needs flags names them in a comment of its own: `<!-- server: --flag value -->`.
 
-The first three examples of a page run by default, the others with `--long`: many start an engine or a command.
+The first two examples of a page run by default, the others with `--long`: many start an engine or a command.
 """
 
 import os
@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "http://127.0.0.1:8000"
 FLAGS = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "256M", "--served-model-name", "smollm2")
 TIMEOUT_S = 90
-NUM_SHORT = 3
+NUM_SHORT = 2
 """How many examples of a page run without `--long`."""
 
 _FENCE = re.compile(r"^```(python|bash) example\n(.*?)^```$", re.MULTILINE | re.DOTALL)

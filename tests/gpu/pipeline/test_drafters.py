@@ -162,6 +162,7 @@ def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
         assert scenario(driver(model, eager, new_stream(stream.torch_device)), NUM_DRAFTS, sampling) == found
 
 
+@pytest.mark.long
 def test_a_device_drafts_with_latent_attention_and_experts_as_a_cpu(
     paths: dict[str, Path], computed_on_cpu: dict[str, Found], _kernels_of_gpus: None, stream: Stream
 ) -> None:
