@@ -31,7 +31,7 @@ from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.core_proc.transfer.base import RequestConnector
+from octavo.core_proc.transfer.base import NoConnector, RequestConnector
 from octavo.core_proc.transfer.open import open_connector
 from octavo.core_proc.transfer.plugin import PluginConnector
 from octavo.core_proc.waiter import Waiter
@@ -87,7 +87,7 @@ class EngineCore:
         self._recorder: Recorder | None = None
         self._journal: CrashJournal | None = None
         self._publisher: KVEventPublisher | None = None
-        self._connector: RequestConnector | None = None
+        self._connector: RequestConnector = NoConnector()
         self._watch: FileWatch | None = None
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.structured_output.grammar_timeout_s)
@@ -338,8 +338,7 @@ class EngineCore:
         self._compiler.close()
         if self._publisher:
             self._publisher.close()
-        if self._connector:
-            self._connector.close()
+        self._connector.close()
         if self._watch:
             self._watch.close()
         self._context.term()

@@ -42,7 +42,6 @@ from octavo.protocol.events import (
     reject_version,
 )
 from octavo.protocol.ids import RequestId
-from octavo.protocol.kv_transfer import PARAMS
 from octavo.protocol.lifecycle import ProcessState, StopSignal
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.malformed import Malformed
@@ -83,9 +82,10 @@ class FrontendService:
         facts: EngineFacts,
         stop: StopSignal,
         clock: Callable[[], float],
-        collector: IdleCollector | None = None,
-        weights: WeightsControl | None = None,
-        connector: RequestConnector | None = None,
+        *,
+        collector: IdleCollector,
+        weights: WeightsControl,
+        connector: RequestConnector,
     ) -> None:
         self._connector = connector
         self._collector = collector
@@ -101,8 +101,7 @@ class FrontendService:
         self._cache_feed = CacheFeed(scheduler.cache, outbox, lambda: self._quarantine.num_live, clock)
         self._rejections = LimitedLog(logger)
         self._weights = weights
-        if weights is not None:
-            weights.serve(self)
+        weights.serve(self)
         self._admin = AdminCalls(scheduler, self._quarantine, self._aborts, clock)
         self._calls = UtilityCalls(scheduler, workers, weights, outbox, self._stats, self._admin, clock)
         self._state = ProcessState.READY
@@ -181,8 +180,6 @@ class FrontendService:
 
     def advance(self) -> bool:
         """Advance a change of weights in progress. Return whether steps may be planned now."""
-        if self._weights is None:
-            return True
         self._weights.advance()
         return self._weights.may_plan
 
@@ -213,8 +210,7 @@ class FrontendService:
         """Send events to their frontends, and note which requests have ended."""
         if events:
             self._quarantine.observe(events)
-            if self._connector is not None:
-                self._connector.note_ended(self._ended(events))
+            self._connector.note_ended(self._ended(events))
             self._outbox.put(events)
 
     def announce_failure(self, cause: str) -> None:
@@ -303,17 +299,10 @@ class FrontendService:
         return self._quarantine.submit(client, submit)
 
     def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
-        if self._weights is not None and (refusal := self._weights.refusal):
+        if refusal := self._weights.refusal:
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, refusal))]
-        if self._connector is not None:
-            accepted = self._connector.submit(client, submit)
-            return self._start(client, accepted) if isinstance(accepted, Submit) else accepted
-        if submit.kv_transfer is not None and not submit.is_continued:
-            message = f"{PARAMS}: this engine exchanges no KV blocks: start it with --kv-transfer-config"
-            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
-        if submit.kv_transfer is not None:  # it was accepted by another engine that has died
-            submit = msgspec.structs.replace(submit, kv_transfer=None)
-        return self._start(client, submit)
+        accepted = self._connector.submit(client, submit)
+        return self._start(client, accepted) if isinstance(accepted, Submit) else accepted
 
     def _start(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         submit_to = self._scheduler if submit.grammar is None else self._grammars
@@ -321,14 +310,13 @@ class FrontendService:
 
     def _start_transferred(self) -> None:
         """Start the requests whose blocks have arrived from another engine, or will not arrive."""
-        if self._connector is not None:
-            for client, submit in self._connector.take_ready():
-                self.deliver(self._start(client, submit))
+        for client, submit in self._connector.take_ready():
+            self.deliver(self._start(client, submit))
 
     @property
     def _num_preparing(self) -> int:
         """Number of requests that wait for a grammar or for blocks before the scheduler receives them."""
-        return self._grammars.num_waiting + (self._connector.num_waiting if self._connector else 0)
+        return self._grammars.num_waiting + self._connector.num_waiting
 
     def _ended(self, events: list[ClientEvent]) -> list[RequestId]:
         """Return the ids of requests that have ended. A rejected duplicate of a live id does not count."""
@@ -336,8 +324,7 @@ class FrontendService:
         return [key[1] for key in ends if not self._is_live(key)]
 
     def _is_live(self, key: RequestKey) -> bool:
-        is_fetching = self._connector is not None and self._connector.is_waiting(key)
-        return is_fetching or key in self._scheduler.requests or self._grammars.is_waiting(key)
+        return key in self._scheduler.requests or self._connector.is_waiting(key) or self._grammars.is_waiting(key)
 
     def _abort_lost(self) -> None:
         """Abort all requests of disconnected frontends."""
@@ -346,14 +333,12 @@ class FrontendService:
                 logger.info("aborting %d requests of disconnected frontend %s", len(request_ids), client.hex())
                 self._aborts.add(client, request_ids)
             self._quarantine.disconnect(client)
-            if self._weights is not None:
-                self._weights.on_lost(client)
+            self._weights.on_lost(client)
 
     def _end(self, client: bytes, request_ids: list[RequestId]) -> None:
         """Abort requests now, and notify their frontend unless it has disconnected."""
         events = self._quarantine.abort(client, request_ids)
-        if self._connector is not None:
-            events += self._connector.abort(client, request_ids)
+        events += self._connector.abort(client, request_ids)
         events += self._grammars.abort(client, request_ids)
         events += self._scheduler.abort(client, request_ids)
         self.deliver(events)
@@ -367,16 +352,14 @@ class FrontendService:
 
         The core also detects this way that a frontend without events has disconnected.
         """
-        is_held = self._weights is not None and self._weights.is_held
-        was_busy, self._is_busy = self._is_busy, self._has_requests or is_held
+        was_busy, self._is_busy = self._is_busy, self._has_requests or self._weights.is_held
         now = self._clock()
         if self._is_busy and not was_busy:
             self._next_stats = now + STATS_INTERVAL_S
         if (self._is_busy and now >= self._next_stats) or (was_busy and not self._is_busy):
             self._next_stats = now + STATS_INTERVAL_S
             self._outbox.broadcast(StatsReport(self._stats()))
-            if self._collector:
-                self._collector.poll(now, is_idle=not self._is_busy)
+            self._collector.poll(now, is_idle=not self._is_busy)
             self._log_waiting(now)
 
     def _stats(self) -> EngineStats:
@@ -391,7 +374,7 @@ class FrontendService:
             return
         counts = {
             "wait for their grammars to be compiled": self._grammars.num_waiting,
-            "wait for the KV connector": self._connector.num_waiting if self._connector else 0,
+            "wait for the KV connector": self._connector.num_waiting,
             "are held until the one that crashes the engine is found": self._quarantine.num_held,
         }
         reasons = [explain_waiting(self._scheduler, now), *(f"{n} requests {why}" for why, n in counts.items() if n)]

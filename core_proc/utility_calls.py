@@ -21,7 +21,7 @@ class UtilityCalls:
     Args:
         scheduler: holds the requests and the prefix cache.
         workers: record profiles.
-        weights: handles calls about weights. None if weights cannot change.
+        weights: handles calls about weights.
         outbox: sends the replies.
         stats: returns the counters of the engine.
         admin: handles the calls of operators.
@@ -32,7 +32,7 @@ class UtilityCalls:
         self,
         scheduler: Scheduler,
         workers: StepExecutor,
-        weights: WeightsControl | None,
+        weights: WeightsControl,
         outbox: Outbox,
         stats: Callable[[], EngineStats],
         admin: AdminCalls,
@@ -71,8 +71,6 @@ class UtilityCalls:
                 self._workers.profile(None, answer_profile)
             case ListRequests() | AbortRequests() | DrainEngine() | SetLogLevel():
                 reply(self._admin.answer(call.utility))
-            case _ if self._weights is None:
-                reply(CallFailed("the weights of this engine cannot change"))
             case _:
                 self._weights.call(client, call.utility, reply)
 

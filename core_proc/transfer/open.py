@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.transfer.base import NoConnector, RequestConnector
 from octavo.core_proc.transfer.connector import KVConnector
 from octavo.core_proc.transfer.offers import Offers
 from octavo.core_proc.transfer.puller import Puller
@@ -32,8 +33,8 @@ def open_connector(
     *,
     identity: Callable[[], str],
     may_load: Callable[[], bool],
-) -> KVConnector | None:
-    """Return the connector of an engine. Return None if it exchanges no blocks.
+) -> RequestConnector:
+    """Return the connector of an engine: `NoConnector` if it exchanges no blocks.
 
     Args:
         spec: spec of the core.
@@ -51,7 +52,7 @@ def open_connector(
     config = spec.config
     transfer = config.kv_transfer
     if transfer is None:
-        return None
+        return NoConnector()
     env = Env.read()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its sockets have separate keys
     directory = socket_directory(env.runtime_dir)

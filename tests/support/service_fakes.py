@@ -6,9 +6,12 @@ from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.weights.control import WeightsControl
+from octavo.core_proc.weights.state import WeightsState
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.events import Event
 from octavo.protocol.requests import FrontendMessage
+from octavo.protocol.weights import WeightsRecord
 
 
 class FakeRouter:
@@ -45,3 +48,8 @@ def grammars_of(scheduler: Scheduler) -> Grammars:
 
 def attribution_of(scheduler: Scheduler) -> CrashAttribution:
     return CrashAttribution(scheduler, SimulatedCrashJournal())
+
+
+def weights_of(scheduler: Scheduler) -> WeightsControl:
+    """Return a control without workers and journal, whose weights do not change."""
+    return WeightsControl(scheduler, None, WeightsState(WeightsRecord(), None, lambda digest, version: digest))

@@ -7,8 +7,9 @@ from typing import NoReturn
 import msgspec
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
-from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
+from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of, weights_of
 
+from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
 from octavo.core_proc.outbox import MAX_BACKLOG_EVENTS, Outbox
 from octavo.core_proc.pending_aborts import MAX_ABORTS_AT_ONCE
@@ -16,7 +17,7 @@ from octavo.core_proc.request_map import RequestMap
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.core_proc.transfer.base import RequestConnector
+from octavo.core_proc.transfer.base import NoConnector, RequestConnector
 from octavo.protocol.admin import DrainEngine, SetLogLevel
 from octavo.protocol.events import Events, Failed, Finished, FinishReason, Reply
 from octavo.protocol.malformed import Malformed
@@ -24,6 +25,8 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Abort, Call, GetSnapshot, ModelVocabulary, Submit
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.structured import GrammarKind, GrammarSpec
+
+NO_CONNECTOR = NoConnector()
 
 
 class Front:
@@ -40,7 +43,7 @@ class Front:
         *,
         is_connected: bool = True,
         max_backlog_events: int = MAX_BACKLOG_EVENTS,
-        connector: RequestConnector | None = None,
+        connector: RequestConnector = NO_CONNECTOR,
     ) -> None:
         self.config = core_config()
         self.router, self.stop, self.now = FakeRouter(), FakeStop(), 0.0
@@ -56,6 +59,8 @@ class Front:
             None,
             self.stop,
             lambda: self.now,
+            collector=IdleCollector(),
+            weights=weights_of(self.scheduler),
             connector=connector,
         )
         if is_connected:

@@ -10,14 +10,16 @@ from core_fakes import cache_plan, core_config
 from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
+from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of, weights_of
 from simulation.worker import SimulatedWorker
 from wire_samples import FACTS, MESSAGES, SPEC
 
 from octavo.core_proc import invariants
+from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
+from octavo.core_proc.transfer.base import NoConnector
 from octavo.protocol import codec
 from octavo.protocol.control import ControlMessage
 from octavo.protocol.errors import ProtocolError
@@ -105,6 +107,9 @@ class Core:
             FACTS,
             FakeStop(),
             clock,
+            collector=IdleCollector(),
+            weights=weights_of(self.scheduler),
+            connector=NoConnector(),
         )
         outbox.connect(CLIENT)
 
