@@ -34,7 +34,6 @@ from octavo.protocol.events import (
     FactsChanged,
     Failed,
     FailureKind,
-    Finished,
     Refused,
     Reply,
     StatsReport,
@@ -209,8 +208,8 @@ class FrontendService:
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to their frontends, and note which requests have ended."""
         if events:
-            self._quarantine.observe(events)
-            self._connector.note_ended(self._ended(events))
+            if ended := self._quarantine.observe(events):
+                self._connector.note_ended(ended)
             self._outbox.put(events)
 
     def announce_failure(self, cause: str) -> None:
@@ -317,11 +316,6 @@ class FrontendService:
     def _num_preparing(self) -> int:
         """Number of requests that wait for a grammar or for blocks before the scheduler receives them."""
         return self._grammars.num_waiting + self._connector.num_waiting
-
-    def _ended(self, events: list[ClientEvent]) -> list[RequestId]:
-        """Return the ids of requests that have ended. A rejected duplicate of a live id does not count."""
-        ends = [(client, event.request_id) for client, event in events if isinstance(event, Failed | Finished)]
-        return [key[1] for key in ends if not self._is_live(key)]
 
     def _is_live(self, key: RequestKey) -> bool:
         return key in self._scheduler.requests or self._connector.is_waiting(key) or self._grammars.is_waiting(key)

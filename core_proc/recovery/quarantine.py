@@ -151,13 +151,19 @@ class Quarantine:
                 events.append((client, Finished(request_id, FinishReason.ABORT)))
         return events
 
-    def observe(self, events: Sequence[ClientEvent]) -> None:
-        """Note from the events for frontends which requests have ended and whether there is progress."""
+    def observe(self, events: Sequence[ClientEvent]) -> list[RequestId]:
+        """Note progress from the events for frontends, and return the ids of the requests that have ended.
+
+        A rejected duplicate of a live id has not ended.
+        """
+        ended = []
         for client, event in events:
             if isinstance(event, Tokens | StreamedTokens):
                 self._attribution.note_progress()
             elif (key := (client, event.request_id)) not in self._quarantined and not self._is_live(key):
                 self._attribution.finish(key)
+                ended.append(event.request_id)
+        return ended
 
     def _forward(self, key: RequestKey, submit: Submit) -> list[ClientEvent]:
         self._attribution.track(key, submit)

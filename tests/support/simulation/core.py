@@ -8,9 +8,11 @@ from typing import Any
 
 from core_fakes import cache_plan, core_config
 from msgspec.structs import replace
+from service_fakes import weights_of
 
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
+from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
@@ -23,6 +25,7 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
+from octavo.core_proc.transfer.base import NoConnector
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.protocol.channel import PeerLost
 from octavo.protocol.codec import event_codec, request_codec
@@ -241,7 +244,9 @@ class SimulatedCore(Process):
             facts,
             self.stop_signal,
             lambda: self.world.now,
-            connector=self._connector,
+            collector=IdleCollector(),
+            weights=weights_of(self.scheduler),
+            connector=self._connector or NoConnector(),
         )
 
     def wake(self, *, has_messages: bool = False, has_events: bool = False) -> None:
