@@ -33,7 +33,7 @@ NUM_AXES = 3
 MAX_POSITIONS = 2**16
 """Most positions of an item's grid on an axis."""
 
-GIVEN = "rows"
+PRECOMPUTED_ROWS = "rows"
 """Name of the only tensor of an item whose rows were computed by the caller and are not encoded."""
 
 MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
@@ -172,7 +172,7 @@ def media_fault(
         return f"the model of this engine does not read media of kind {', '.join(sorted(unread))}"
     if attended_rows:
         if len(items) != 1 or items[0].attended_rows != attended_rows or items[0].spans:
-            return f"this model transcribes audio: each request needs one sound, which has {attended_rows} rows"
+            return f"this model transcribes audio: each request needs one audio clip, which has {attended_rows} rows"
         return _digest_or_size_fault(items)
     spans = [span for item in items for span in item.spans]
     if any(item.attended_rows for item in items):
@@ -202,7 +202,7 @@ def given_fault(items: Sequence[MediaItem], dtype: str, width: int) -> str | Non
     """
     num_bytes = width * (4 if dtype == "float32" else 2)
     for item in items:
-        if (rows := item.tensors.get(GIVEN)) is None:
+        if (rows := item.tensors.get(PRECOMPUTED_ROWS)) is None:
             continue
         if not width:
             return "this engine takes no embeddings of media: start it with --enable-mm-embeds"

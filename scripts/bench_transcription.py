@@ -49,7 +49,7 @@ _SENTENCES = (
 )
 
 
-class Sounds:
+class Clips:
     """Audio files of spoken texts; each has the sentences in another order and another loudness."""
 
     def __init__(self, folder: Path, num_files: int, num_texts: int) -> None:
@@ -82,13 +82,13 @@ def main() -> None:
     """Measure the chosen engines and print a table."""
     args = _arguments()
     with ExitStack() as stack:
-        sounds = Sounds(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files, args.texts)
+        clips = Clips(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files, args.texts)
         engines = [_open(name, args, stack) for name in args.systems.split(",")]
         for engine in engines:
-            engine.measure(sounds.make(1)[0])  # warm-up: the first file loads code
+            engine.measure(clips.make(1)[0])  # warm-up: the first file loads code
         results = []
         for count in (1, args.files):
-            rounds = [_round(engines, *sounds.make(count)) for _ in range(args.rounds)]
+            rounds = [_round(engines, *clips.make(count)) for _ in range(args.rounds)]
             for engine in engines:
                 speeds = [speed[engine.name] for speed in rounds]
                 results.append({"system": engine.name, "files": count, "times_real_time": statistics.median(speeds)})

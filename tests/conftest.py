@@ -59,7 +59,7 @@ LONGEST_FILES = (
     "e2e/test_smollm2.py",
     "e2e/test_media.py",
     "e2e/test_draft_heads.py",
-    "e2e/test_given_media.py",
+    "e2e/test_precomputed_media.py",
     "e2e/test_dashboard.py",
     "e2e/test_phi4.py",
     "e2e/test_tool_calls.py",

@@ -75,14 +75,14 @@ class StepRecord:
             ProtocolError: the number of tokens, logprobs or pooled vectors does not match.
         """
         num_tokens, num_requests = len(result.token_ids), len(self.sampling)
-        is_sound = len(result.logprobs) in (0, num_tokens) and result.token_ids.count(POOLED) == len(result.pooled)
+        is_valid = len(result.logprobs) in (0, num_tokens) and result.token_ids.count(POOLED) == len(result.pooled)
         if result.counts:
             wanted = [scheduled.num_samples for scheduled in self.scheduled if scheduled.num_samples]
-            is_sound &= len(wanted) == len(result.counts) and sum(result.counts) == num_tokens
-            is_sound &= all(map(lambda count, most: 0 < count <= most, result.counts, wanted))
+            is_valid &= len(wanted) == len(result.counts) and sum(result.counts) == num_tokens
+            is_valid &= all(map(lambda count, most: 0 < count <= most, result.counts, wanted))
         else:
-            is_sound &= num_tokens == num_requests
-        if not is_sound:
+            is_valid &= num_tokens == num_requests
+        if not is_valid:
             num_positions = sum(scheduled.num_samples for scheduled in self.scheduled)
             raise ProtocolError(
                 f"step {self.sequence} samples {num_positions} positions of {num_requests} requests, its result has "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.frontend.audio.process import FEATURES
-from octavo.frontend.audio.prompts import ReadSound, SoundWindow
+from octavo.frontend.audio.prompts import AudioWindow, DecodedAudio
 from octavo.frontend.audio.segments import FRAMES_PER_SECOND, num_heard_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.protocol.buffers import Buffer
@@ -29,13 +29,13 @@ class WholeSpectrogram:
     """Number of frames of the clip."""
 
     @classmethod
-    def of(cls, sound: ReadSound) -> "WholeSpectrogram":
+    def of(cls, clip: DecodedAudio) -> "WholeSpectrogram":
         """Return the spectrogram of a clip that was read without cutting it into windows."""
-        (window,) = sound.windows
+        (window,) = clip.windows
         # Rounding: a sample is a 160th of a frame, and 0.58 * 100 is 57.999...
-        return cls(window.item, max(1, int(FRAMES_PER_SECOND * sound.duration_s + 1e-6)))
+        return cls(window.item, max(1, int(FRAMES_PER_SECOND * clip.duration_s + 1e-6)))
 
-    def window(self, start: int) -> SoundWindow:
+    def window(self, start: int) -> AudioWindow:
         """Return the window that begins at frame `start`; it is padded with zeros at the end, as in `transformers`."""
         tensor = self.item.tensors[FEATURES]
         (num_bands, num_stored), size = tensor.shape, FRAMES_PER_ROW * self.item.attended_rows
@@ -48,9 +48,9 @@ class WholeSpectrogram:
         tensors = {FEATURES: MediaTensor(tensor.dtype, [num_bands, size], Buffer(b"".join(parts)))}
         item = MediaItem([], digest_of(tensors), tensors, attended_rows=self.item.attended_rows, kind=self.item.kind)
         num_heard = min(size, self.num_frames - start)
-        return SoundWindow(start / FRAMES_PER_SECOND, num_heard / FRAMES_PER_SECOND, item)
+        return AudioWindow(start / FRAMES_PER_SECOND, num_heard / FRAMES_PER_SECOND, item)
 
-    def next_start(self, window: SoundWindow, token_ids: Sequence[int], tokens: SpeechTokens) -> int:
+    def next_start(self, window: AudioWindow, token_ids: Sequence[int], tokens: SpeechTokens) -> int:
         """Return the frame at which the next window begins; `num_frames` at the end of the clip.
 
         Args:

@@ -3,9 +3,9 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
+from octavo.frontend.audio.prompt_transcriber import PromptTranscriber
 from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.segments import Segment
-from octavo.frontend.audio.sound_transcriber import SoundTranscriber
 from octavo.frontend.audio.transcriber import SpeechRequest, Transcriber
 from octavo.frontend.audio.words import Word
 from octavo.frontend.client import AsyncClient
@@ -13,7 +13,7 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.params import OutputKind, SamplingParams
 
 
-class TranscribedSound(Protocol):
+class TranscribedClip(Protocol):
     """A decoded audio clip: the part of it that responses need."""
 
     @property
@@ -36,16 +36,16 @@ class TranscribedSound(Protocol):
 class AnyTranscriber(Protocol):
     """Transcribes audio clips; see `Transcriber`."""
 
-    async def read(self, request: SpeechRequest, request_id: str) -> TranscribedSound:
+    async def read(self, request: SpeechRequest, request_id: str) -> TranscribedClip:
         """Decode an audio clip."""
 
-    def outputs(self, sound: Any, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    def outputs(self, clip: Any, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the outputs of its windows, in order, each with the index of its window."""
 
-    def segments(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Segment]:
+    def segments(self, clip: Any, outputs: Sequence[RequestOutput]) -> list[Segment]:
         """Return the segments of a clip that was transcribed with timestamps."""
 
-    def words(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Word]:
+    def words(self, clip: Any, outputs: Sequence[RequestOutput]) -> list[Word]:
         """Return the words of a clip that was transcribed with words."""
 
 
@@ -55,4 +55,4 @@ def open_transcriber(client: AsyncClient) -> AnyTranscriber:
     Raises:
         InvalidRequestError: the model does not transcribe.
     """
-    return Transcriber(client) if isinstance(client.media, AudioPrompts) else SoundTranscriber(client)
+    return Transcriber(client) if isinstance(client.media, AudioPrompts) else PromptTranscriber(client)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.frontend.audio.process import Samples, SoundDecoder
-from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
+from octavo.frontend.audio.process import AudioDecoder, Samples
+from octavo.frontend.audio.wire import AudioProcessorJob, AudioProcessorSetup, AudioResult, AudioSetup
 from octavo.frontend.media.phi4 import with_placeholders
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Result
@@ -17,10 +17,10 @@ _LOUDEST = 32768
 """Largest sample value that the filters expect."""
 
 
-class Phi4Sounds:
-    """Replaces the processor of the model; see `octavo.frontend.audio.sounds.SoundProcessor`."""
+class Phi4AudioProcessor:
+    """Replaces the processor of the model; see `octavo.frontend.audio.prompt_process.AudioProcessor`."""
 
-    def __init__(self, setup: SoundSetup) -> None:
+    def __init__(self, setup: AudioProcessorSetup) -> None:
         """Load the feature extractor.
 
         Raises:
@@ -28,7 +28,7 @@ class Phi4Sounds:
             OSError, ValueError: the files of the processor are missing or invalid.
         """
         own = AudioSetup(setup.parent, setup.processor_path, setup.max_seconds)
-        self._decoder = SoundDecoder(own, "Phi4MultimodalFeatureExtractor")
+        self._decoder = AudioDecoder(own, "Phi4MultimodalFeatureExtractor")
         import transformers
 
         self._max_rows, self._bands = setup.max_rows, LogBands(self._decoder.extractor)
@@ -38,7 +38,7 @@ class Phi4Sounds:
         self.placeholder_id = setup.token_id
         self.placeholder: str = tokenizer.convert_ids_to_tokens(setup.token_id)
 
-    def process(self, job: SoundJob) -> Result:
+    def process(self, job: AudioProcessorJob) -> Result:
         """Decode an audio clip and return its spectrogram."""
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):

@@ -31,7 +31,7 @@ _QUIET_S = 0.1
 Samples = npt.NDArray[np.float32]
 
 
-class SoundDecoder:
+class AudioDecoder:
     """Decodes files to samples at the rate of one model's feature extractor."""
 
     def __init__(self, setup: AudioSetup, extractor: str = "WhisperFeatureExtractor") -> None:
@@ -126,7 +126,7 @@ class AudioReader:
         ValueError: see `Spectrogram`.
     """
 
-    def __init__(self, decoder: SoundDecoder) -> None:
+    def __init__(self, decoder: AudioDecoder) -> None:
         self._decoder, self._spectrogram = decoder, Spectrogram(decoder.extractor)
         self._rate, self._window = decoder.rate, decoder.extractor.n_samples
 
@@ -168,7 +168,7 @@ def num_spare_bytes(max_seconds: float) -> int:
 
 
 def _load(setup: AudioSetup) -> Decoder:
-    return Decoder(AudioReader(SoundDecoder(setup)).read, num_spare_bytes(setup.max_seconds))
+    return Decoder(AudioReader(AudioDecoder(setup)).read, num_spare_bytes(setup.max_seconds))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from octavo.frontend.audio.samples import samples_of
 from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
-from octavo.frontend.media.given import GivenRows
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import MediaOptions, MediaSource, media_parts
+from octavo.frontend.media.precomputed import PrecomputedRows
 from octavo.frontend.media.prompts import Encode, MediaPrompt
 from octavo.frontend.media.sources import FIELD
 from octavo.frontend.text.messages import Message
@@ -26,24 +26,24 @@ _NO_OPTIONS = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class SoundWindow:
+class AudioWindow:
     """A part of an audio clip that the model reads at once."""
 
     start_s: float
     duration_s: float
     item: MediaItem
 
-    def without_frames(self) -> "SoundWindow":
+    def without_frames(self) -> "AudioWindow":
         """Return the window without its frames, which take much memory."""
         return replace(self, item=structs.replace(self.item, tensors={}))
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSound:
+class DecodedAudio:
     """A decoded audio clip. Its windows count toward `--max-media-bytes` as long as any of them is referenced."""
 
     duration_s: float
-    windows: list[SoundWindow]
+    windows: list[AudioWindow]
 
 
 class AudioPrompts:
@@ -102,13 +102,13 @@ class AudioPrompts:
         """
         if len(sources) != 1 or options.processor_kwargs or sources[0].uuid:
             raise InvalidRequestError(
-                f"{FIELD} needs one sound for this model, and neither mm_processor_kwargs nor a uuid", FIELD
+                f"{FIELD} needs one audio clip for this model, and neither mm_processor_kwargs nor a uuid", FIELD
             )
         (source,) = sources
-        sound = await self.read(source, max_windows=1)
-        return MediaPrompt(list(token_ids), (sound.windows[0].item,))
+        clip = await self.read(source, max_windows=1)
+        return MediaPrompt(list(token_ids), (clip.windows[0].item,))
 
-    async def read(self, source: MediaSource, *, max_windows: int = 0, is_whole: bool = False) -> ReadSound:
+    async def read(self, source: MediaSource, *, max_windows: int = 0, is_whole: bool = False) -> DecodedAudio:
         """Decode an audio clip and return its windows.
 
         Args:
@@ -122,17 +122,17 @@ class AudioPrompts:
             ConfigError: the processes that decode audio do not start.
         """
         try:
-            if isinstance(source.value, GivenRows):
-                raise MediaError("this model attends to sounds and has no rows of them in its prompts: send the sound")
+            if isinstance(source.value, PrecomputedRows):
+                raise MediaError("this model has no audio rows in its prompts: send the audio clip itself")
             job = AudioJob(*samples_of(source.value), max_windows, is_whole)
             result = await self._processes.ask(msgspec.msgpack.encode(job), AudioResult)
             if result.fault:
                 raise MediaError(result.fault)
         except MediaError as error:
             raise InvalidRequestError(f"{source.path}: the audio cannot be used: {error}", source.path) from None
-        windows = [SoundWindow(one.start_s, one.duration_s, self._item(one)) for one in result.windows]
+        windows = [AudioWindow(one.start_s, one.duration_s, self._item(one)) for one in result.windows]
         self._live.hold([one.item for one in windows], source.path)
-        return ReadSound(result.duration_s, windows)
+        return DecodedAudio(result.duration_s, windows)
 
     def _item(self, window: Window) -> MediaItem:
         tensors = {FEATURES: MediaTensor("float32", window.shape, LiveBuffer(window.data))}

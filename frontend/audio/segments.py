@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from octavo.frontend.audio.prompts import SoundWindow
+from octavo.frontend.audio.prompts import AudioWindow
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.outputs import RequestOutput
 
@@ -37,7 +37,7 @@ class Segment:
 
 
 def segments_of(
-    window: SoundWindow, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
+    window: AudioWindow, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[Segment]:
     """Yield the complete segments of a window. Text after the last timestamp ends with the window.
 

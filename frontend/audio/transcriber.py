@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from octavo.frontend.audio.long_form import WholeSpectrogram
-from octavo.frontend.audio.prompts import AudioPrompts, SoundWindow
+from octavo.frontend.audio.prompts import AudioPrompts, AudioWindow
 from octavo.frontend.audio.segments import Segment, num_kept_tokens, num_spoken_rows, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.windows import in_order
@@ -48,10 +48,10 @@ class SpeechRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class WindowedClip:
     """A decoded audio clip, and how its windows are transcribed."""
 
-    windows: list[SoundWindow]
+    windows: list[AudioWindow]
     """With timestamps: only the windows that have begun."""
     duration_s: float
     language: str
@@ -83,7 +83,7 @@ class Transcriber:
         self._client, self._prompts = client, client.media
         self._tokens = SpeechTokens.of(facts.processor_path)
 
-    async def read(self, request: SpeechRequest, request_id: str) -> Sound:
+    async def read(self, request: SpeechRequest, request_id: str) -> WindowedClip:
         """Decode an audio clip and prepare its windows.
 
         Raises:
@@ -117,7 +117,7 @@ class Transcriber:
             params = params.clone(**self._tokens.no_speech_params(asked))
         language = language or "en"
         words_language = None if not request.has_words else "en" if request.task == "translate" else language
-        return Sound(
+        return WindowedClip(
             windows,
             found.duration_s,
             language,
@@ -129,53 +129,53 @@ class Transcriber:
             is_accepted=is_detected,
         )
 
-    async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    async def outputs(self, clip: WindowedClip, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the outputs of the windows, in order, each with the index of its window.
 
         Args:
-            sound: not transcribed yet.
+            clip: not transcribed yet.
             kind: with timestamps, only complete outputs are possible.
 
         Raises:
             OctavoError: a window failed. The first failure or abort ends all windows.
         """
-        sound = replace(sound, params=sound.params.clone(output_kind=kind))
-        if sound.spectrogram is not None:
+        clip = replace(clip, params=clip.params.clone(output_kind=kind))
+        if clip.spectrogram is not None:
             assert kind is OutputKind.FINAL_ONLY, "the next window begins where the tokens of this one say"
-            async with aclosing(self._one_after_another(sound, sound.spectrogram)) as outputs:
+            async with aclosing(self._one_after_another(clip, clip.spectrogram)) as outputs:
                 async for index, output in outputs:
                     yield index, output
             return
-        runs = [partial(self._run, sound, index) for index in range(len(sound.windows))]
+        runs = [partial(self._run, clip, index) for index in range(len(clip.windows))]
         async with aclosing(in_order(runs, WINDOWS_AT_ONCE)) as outputs:
             async for index, output in outputs:
                 yield index, output
 
-    def segments(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Segment]:
+    def segments(self, clip: WindowedClip, outputs: Sequence[RequestOutput]) -> list[Segment]:
         """Return the segments of a clip that was transcribed with timestamps.
 
         Args:
-            sound: completely transcribed.
+            clip: completely transcribed.
             outputs: the last output of each window.
         """
         decode = self._client.tokenizer.decode
         return [
             segment
-            for window, output in zip(sound.windows, outputs, strict=True)
+            for window, output in zip(clip.windows, outputs, strict=True)
             for segment in segments_of(window, output, self._tokens, decode)
         ]
 
-    def words(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Word]:
+    def words(self, clip: WindowedClip, outputs: Sequence[RequestOutput]) -> list[Word]:
         """Return the words of a clip that was transcribed with words; see `segments`."""
-        assert sound.words_language is not None, "words were asked for"
-        decode, language = self._client.tokenizer.decode, sound.words_language
+        assert clip.words_language is not None, "words were asked for"
+        decode, language = self._client.tokenizer.decode, clip.words_language
         return [
             word
-            for index, (window, output) in enumerate(zip(sound.windows, outputs, strict=True))
-            for word in words_of(window, self._kept(window, output), sound.rows[index], self._tokens, decode, language)
+            for index, (window, output) in enumerate(zip(clip.windows, outputs, strict=True))
+            for word in words_of(window, self._kept(window, output), clip.rows[index], self._tokens, decode, language)
         ]
 
-    def _kept(self, window: SoundWindow, output: RequestOutput) -> list[int]:
+    def _kept(self, window: AudioWindow, output: RequestOutput) -> list[int]:
         token_ids = output.outputs[0].token_ids
         return token_ids[: num_kept_tokens(token_ids, self._tokens, window.item.attended_rows)]
 
@@ -204,49 +204,49 @@ class Transcriber:
             raise InvalidRequestError("prompt: a text with special tokens, such as <|en|>, is refused", "prompt")
         return token_ids
 
-    async def _detect(self, window: SoundWindow, request_id: str) -> str:
+    async def _detect(self, window: AudioWindow, request_id: str) -> str:
         """Return the most probable language of a window."""
         codes = {token: code for code, token in self._tokens.languages.items()}
         params = SamplingParams(
             temperature=0.0, max_tokens=1, allowed_token_ids=list(codes), output_kind=OutputKind.FINAL_ONLY
         )
-        sound = Sound([window], 0.0, "", [self._tokens.start], params, f"{request_id}-language")
-        async with aclosing(self._run(sound, 0)) as outputs:
+        clip = WindowedClip([window], 0.0, "", [self._tokens.start], params, f"{request_id}-language")
+        async with aclosing(self._run(clip, 0)) as outputs:
             (output,) = [output async for output in outputs]
         return codes[output.outputs[0].token_ids[0]]
 
     async def _one_after_another(
-        self, sound: Sound, spectrogram: WholeSpectrogram
+        self, clip: WindowedClip, spectrogram: WholeSpectrogram
     ) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        start, windows = 0, sound.windows
+        start, windows = 0, clip.windows
         while start < spectrogram.num_frames:
             if start:
                 windows.append(spectrogram.window(start))
-            async with aclosing(self._run(sound, len(windows) - 1)) as outputs:
+            async with aclosing(self._run(clip, len(windows) - 1)) as outputs:
                 (output,) = [output async for output in outputs]
             yield len(windows) - 1, output
             start = spectrogram.next_start(windows[-1], output.outputs[0].token_ids, self._tokens)
             windows[-1] = windows[-1].without_frames()
 
-    async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
-        token_ids = packed_prompt(sound.prompt_token_ids, self._client.facts.vocab_size)
+    async def _run(self, clip: WindowedClip, index: int) -> AsyncGenerator[RequestOutput]:
+        token_ids = packed_prompt(clip.prompt_token_ids, self._client.facts.vocab_size)
         # Draining or a full queue may reject the first request of a clip, but not a later one.
-        is_continued = sound.is_accepted or index > 0
-        prompt = TokenizedPrompt(None, token_ids, media=(sound.windows[index].item,), is_continued=is_continued)
-        request_id = f"{sound.request_id}-{index}"
-        async with aclosing(self._client.generate(prompt, sound.params, request_id=request_id)) as outputs:
+        is_continued = clip.is_accepted or index > 0
+        prompt = TokenizedPrompt(None, token_ids, media=(clip.windows[index].item,), is_continued=is_continued)
+        request_id = f"{clip.request_id}-{index}"
+        async with aclosing(self._client.generate(prompt, clip.params, request_id=request_id)) as outputs:
             async for output in outputs:
                 output.outputs[0].require_whole()
-                if sound.words_language is not None and output.outputs[0].finish_reason is not None:
-                    sound.rows[index] = await self._aligned(sound, index, output.outputs[0].token_ids)
+                if clip.words_language is not None and output.outputs[0].finish_reason is not None:
+                    clip.rows[index] = await self._aligned(clip, index, output.outputs[0].token_ids)
                 yield output
 
-    async def _aligned(self, sound: Sound, index: int, token_ids: Sequence[int]) -> list[float]:
+    async def _aligned(self, clip: WindowedClip, index: int, token_ids: Sequence[int]) -> list[float]:
         """Return the entry of `rows` for a window whose tokens are known."""
         text = [token for token in token_ids if token != self._tokens.end]
         if not text:
             return []
-        window, before = sound.windows[index], sound.prompt_token_ids
+        window, before = clip.windows[index], clip.prompt_token_ids
         spec = self._tokens.alignment(len(before), num_spoken_rows(window.duration_s, window.item.attended_rows))
         result = await self._client.pooler.align([*before, *text], [window.item], spec)
         rows: list[float] = result.array().tolist()

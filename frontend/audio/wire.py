@@ -52,7 +52,7 @@ class AudioResult(msgspec.Struct, array_like=True):
     windows: list[Window] = []
 
 
-class SoundSetup(msgspec.Struct, array_like=True):
+class AudioProcessorSetup(msgspec.Struct, array_like=True):
     """The first message to a process that decodes audio clips to rows of prompts; the reply is `Ready`."""
 
     parent: int
@@ -70,7 +70,7 @@ class SoundSetup(msgspec.Struct, array_like=True):
     """Architecture of the model."""
 
 
-class SoundJob(msgspec.Struct, array_like=True):
+class AudioProcessorJob(msgspec.Struct, array_like=True):
     """An audio clip; the reply is a `octavo.frontend.media.wire.Result`."""
 
     data: bytes

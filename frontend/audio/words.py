@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
-from octavo.frontend.audio.prompts import SoundWindow
+from octavo.frontend.audio.prompts import AudioWindow
 from octavo.frontend.audio.segments import STEP_S
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 
@@ -40,7 +40,7 @@ class _Piece:
 
 
 def words_of(
-    window: SoundWindow,
+    window: AudioWindow,
     token_ids: Sequence[int],
     rows: Sequence[float],
     tokens: SpeechTokens,

@@ -25,7 +25,7 @@ DECODERS = (
 """Names of allowed FFmpeg decoders."""
 
 
-class ClipError(Exception):
+class VideoError(Exception):
     """Why a video cannot be used. The message is shown to the caller."""
 
 
@@ -92,7 +92,7 @@ class ClipFile:
         limits: that the file must respect.
 
     Raises:
-        ClipError: the file is not a video, or exceeds a limit.
+        VideoError: the file is not a video, or exceeds a limit.
     """
 
     def __init__(self, data: bytes, limits: Limits) -> None:
@@ -101,7 +101,7 @@ class ClipFile:
             stream = self._stream_of(container)
             self.fps = float(stream.average_rate or stream.guessed_rate or 0)
             if not 0 < self.fps < math.inf:
-                raise ClipError("it does not tell how many frames it has in a second")
+                raise VideoError("it does not tell how many frames it has in a second")
             self.width, self.height = stream.codec_context.width, stream.codec_context.height
             self._check_size(self.width, self.height)
             self.num_frames = 0
@@ -109,18 +109,18 @@ class ClipFile:
                 for packet in container.demux(stream):  # headers may be wrong
                     self.num_frames += packet.size > 0 and not packet.is_discard
                     if self.num_frames / self.fps > limits.max_seconds:
-                        raise ClipError(f"it is longer than {limits.max_seconds:g} seconds (--max-video-seconds)")
+                        raise VideoError(f"it is longer than {limits.max_seconds:g} seconds (--max-video-seconds)")
         if not self.num_frames:
-            raise ClipError("it has no frames")
+            raise VideoError("it has no frames")
 
     def check(self, timing: Timing) -> None:
         """Check the number of frames to read.
 
         Raises:
-            ClipError: there are too many.
+            VideoError: there are too many.
         """
         if (count := len(timing.indices)) > self._limits.max_frames:
-            raise ClipError(
+            raise VideoError(
                 f"{count} of its frames would be read, and the limit is {self._limits.max_frames} "
                 "(--max-video-frames): ask for fewer with num_frames or fps"
             )
@@ -130,7 +130,7 @@ class ClipFile:
 
         Raises:
             FewerFramesError: the file has fewer frames than `timing` says.
-            ClipError: a frame is damaged or too large.
+            VideoError: a frame is damaged or too large.
         """
         wanted, num_decoded = list(timing.indices), 0
         with closing(self._open()) as container, _errors_as("a frame is damaged, or far too large"):
@@ -144,7 +144,7 @@ class ClipFile:
                 if not wanted:
                     return
         if not num_decoded:
-            raise ClipError("none of its frames can be decoded")
+            raise VideoError("none of its frames can be decoded")
         raise FewerFramesError(num_decoded)
 
     def _open(self) -> Any:
@@ -162,23 +162,23 @@ class ClipFile:
             except av.error.FFmpegError:
                 raise
             except ValueError as error:
-                raise ClipError(f"its header is damaged: {error}") from None
+                raise VideoError(f"its header is damaged: {error}") from None
 
     def _stream_of(self, container: Any) -> Any:
         """Return the first video stream that is not cover art.
 
         Raises:
-            ClipError: there is none, or its decoder is not allowed.
+            VideoError: there is none, or its decoder is not allowed.
         """
         from av.stream import Disposition
 
         found = [one for one in container.streams.video if not one.disposition & Disposition.attached_pic]
         if not found:
-            raise ClipError("it has no pictures")
+            raise VideoError("it has no pictures")
         context = found[0].codec_context
         if context is None or context.codec.name not in DECODERS:
             name = "an unknown codec" if context is None else context.codec.name
-            raise ClipError(f"its pictures are in {name}; use H.264, H.265, AV1, VP9, VP8 or MPEG-4")
+            raise VideoError(f"its pictures are in {name}; use H.264, H.265, AV1, VP9, VP8 or MPEG-4")
         context.thread_count = 1  # the engine computes on the other cores
         context.options = self._codec_options()  # the size of frames may grow within a file
         return found[0]
@@ -190,14 +190,14 @@ class ClipFile:
     def _check_size(self, width: int, height: int) -> None:
         most = self._limits.max_pixels
         if width < 1 or height < 1:
-            raise ClipError(f"its frames have no size, or far more than {most} pixels (--max-image-pixels)")
+            raise VideoError(f"its frames have no size, or far more than {most} pixels (--max-image-pixels)")
         if width * height > most:
-            raise ClipError(f"it has {width} x {height} pixels; up to {most} are read (--max-image-pixels)")
+            raise VideoError(f"it has {width} x {height} pixels; up to {most} are read (--max-image-pixels)")
 
 
 @contextmanager
 def _errors_as(message: str) -> Iterator[None]:
-    """Convert FFmpeg's errors to a `ClipError` with the given message; out-of-memory errors become `MemoryError`."""
+    """Convert FFmpeg's errors to a `VideoError` with the given message; out-of-memory errors become `MemoryError`."""
     import av
 
     try:
@@ -205,4 +205,4 @@ def _errors_as(message: str) -> Iterator[None]:
     except av.error.FFmpegError as error:
         if error.errno == errno.ENOMEM:
             raise MemoryError from None
-        raise ClipError(message) from None
+        raise VideoError(message) from None

@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.frontend.audio.samples import is_pair, samples_of
 from octavo.frontend.audio.voxtral import rows_per_window
-from octavo.frontend.audio.wire import SILENCE, SoundJob, SoundSetup
+from octavo.frontend.audio.wire import SILENCE, AudioProcessorJob, AudioProcessorSetup
 from octavo.frontend.media.clips import is_one_video, video_job
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import image_job
@@ -63,9 +63,9 @@ def _of_images(config: ResolvedConfig) -> Setup:
     )
 
 
-def _of_sounds(config: ResolvedConfig) -> SoundSetup:
-    assert config.media is not None and config.model.media is not None, "a model that reads sounds"
-    return SoundSetup(
+def _of_audio(config: ResolvedConfig) -> AudioProcessorSetup:
+    assert config.media is not None and config.model.media is not None, "a model that reads audio"
+    return AudioProcessorSetup(
         os.getpid(),
         config.model.media.processor_path,
         config.model.trust_remote_code,
@@ -107,13 +107,13 @@ def _of_videos(config: ResolvedConfig) -> VideoSetup:
     )
 
 
-def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> SoundJob:
+def _audio_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> AudioProcessorJob:
     if processor_kwargs:
         raise MediaError(
-            f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and sounds take none: put arguments of "
-            "other media into images_kwargs or videos_kwargs"
+            f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and audio clips take none: put "
+            "arguments of other media into images_kwargs or videos_kwargs"
         )
-    return SoundJob(*samples_of(value))
+    return AudioProcessorJob(*samples_of(value))
 
 
 def _empty_picture() -> Job:
@@ -121,8 +121,8 @@ def _empty_picture() -> Job:
     return Job(bytes(width * height * 3), (width, height), {})
 
 
-def _silence() -> SoundJob:
-    return SoundJob(b"", SILENCE)
+def _silence() -> AudioProcessorJob:
+    return AudioProcessorJob(b"", SILENCE)
 
 
 KINDS: dict[Kind, MediaKind] = {
@@ -141,10 +141,10 @@ KINDS: dict[Kind, MediaKind] = {
         is_one_video,
     ),
     "audio": MediaKind(
-        "octavo.frontend.audio.sounds",
+        "octavo.frontend.audio.prompt_process",
         "audio needs pip install 'octavo[audio]', and the model's processor files",
-        _of_sounds,
-        _sound_job,
+        _of_audio,
+        _audio_job,
         lambda value: not isinstance(value, list | tuple) or is_pair(value),
         _silence,
     ),

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.frontend.media.given import KEYS as GIVEN_KEYS
-from octavo.frontend.media.given import given_part
+from octavo.frontend.media.precomputed import KEYS as PRECOMPUTED_KEYS
+from octavo.frontend.media.precomputed import precomputed_part
 from octavo.frontend.text.messages import MediaPart, Message, part_path
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import Kind
 
-NOUNS: dict[Kind, str] = {"image": "image", "video": "video", "audio": "sound"}
+NOUNS: dict[Kind, str] = {"image": "image", "video": "video", "audio": "audio clip"}
 
 _PARTS: dict[str, tuple[Kind, str]] = {
     "image_url": ("image", "image_url"),
@@ -22,8 +22,8 @@ _PARTS: dict[str, tuple[Kind, str]] = {
     "audio_url": ("audio", "audio_url"),
     "input_audio": ("audio", "input_audio"),
     "audio": ("audio", "audio"),
-    "image_embeds": ("image", GIVEN_KEYS["image"]),
-    "audio_embeds": ("audio", GIVEN_KEYS["audio"]),
+    "image_embeds": ("image", PRECOMPUTED_KEYS["image"]),
+    "audio_embeds": ("audio", PRECOMPUTED_KEYS["audio"]),
 }
 """Message part types that hold media: their kind, and the key of the item (a URL, an object with a URL, or data)."""
 _EXAMPLES: dict[Kind, str] = {
@@ -114,11 +114,11 @@ def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
 
 def _value_of(part: Mapping[str, Any], kind: Kind, key: str, path: str, *, is_optional: bool) -> Any:
     value = part.get(key)
-    if key in GIVEN_KEYS.values():
+    if key in PRECOMPUTED_KEYS.values():
         if value is None and not is_optional:
             example = "base64 of a safetensors file with one tensor, or of what torch.save writes"
             raise InvalidRequestError(f"{path}.{key} is missing: send {example}", path)
-        return given_part(value, key, path)
+        return precomputed_part(value, key, path)
     if key == "input_audio" and not (value is None and is_optional):
         return _data_url(value, f"{path}.{key}", path)
     if isinstance(value, Mapping):

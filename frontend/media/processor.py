@@ -121,18 +121,18 @@ class MediaProcessor:
             self._num_cached_bytes -= _num_bytes(oldest)
 
 
-def name_of(kind: Kind, uuid: str, options: MediaOptions, *, is_given: bool = False) -> bytes:
+def name_of(kind: Kind, uuid: str, options: MediaOptions, *, is_precomputed: bool = False) -> bytes:
     """Return the cache name of an item that the caller named: unique per kind, uuid, tenant, salt and processor
     arguments.
 
-    A tenant must not see the media of another tenant by guessing uuids. `is_given`: the caller sends the item's
+    A tenant must not see the media of another tenant by guessing uuids. `is_precomputed`: the caller sends the item's
     rows.
 
     Raises:
         MediaError: the arguments of the processor are not plain data.
     """
     named = _encoded([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
-    return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"rows" if is_given else b"uuid").digest()
+    return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"rows" if is_precomputed else b"uuid").digest()
 
 
 def _encoded(value: Any) -> bytes:

@@ -10,12 +10,12 @@ from typing import Protocol
 import msgspec
 
 from octavo.frontend.media.download import MediaError, read_url
-from octavo.frontend.media.given import GivenRows
-from octavo.frontend.media.given_results import GivenMedia
 from octavo.frontend.media.items import MAX_SHARED_ROWS, media_items
 from octavo.frontend.media.kinds import KINDS, token_id_of
 from octavo.frontend.media.live_bytes import LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
+from octavo.frontend.media.precomputed import PrecomputedRows
+from octavo.frontend.media.precomputed_results import PrecomputedMedia
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.result import beside_images
 from octavo.frontend.media.sources import FIELD, KWARGS, kinds_of
@@ -91,7 +91,7 @@ class MediaPrompts:
         self._encode = encode
         self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
-        self._given = GivenMedia(config, self.processor)
+        self._precomputed = PrecomputedMedia(config, self.processor)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with placeholders in place of its media, and the media.
@@ -191,8 +191,8 @@ class MediaPrompts:
             InvalidRequestError: the item cannot be used; the message names it.
         """
         try:
-            if isinstance(source.value, GivenRows):
-                return await self._process_given(source, source.value, options)
+            if isinstance(source.value, PrecomputedRows):
+                return await self._process_precomputed(source, source.value, options)
             if source.uuid is None:
                 return await self.processor.process(source.kind, await self._read(source, options))
             return await self._process_named(source, source.uuid, options)
@@ -201,16 +201,16 @@ class MediaPrompts:
                 f"{source.path}: the {NOUNS[source.kind]} cannot be used: {error}", source.path
             ) from None
 
-    async def _process_given(self, source: MediaSource, given: GivenRows, options: MediaOptions) -> Result:
+    async def _process_precomputed(self, source: MediaSource, item: PrecomputedRows, options: MediaOptions) -> Result:
         """Return the result of rows that the caller has computed. Rows with a known uuid are not read again."""
         if source.uuid is None:
-            return await self._given.result(source.kind, given)
-        name = name_of(source.kind, source.uuid, options, is_given=True)
+            return await self._precomputed.result(source.kind, item)
+        name = name_of(source.kind, source.uuid, options, is_precomputed=True)
         if (known := self.processor.known(name)) is not None:
             return known
-        if given.rows is None:
+        if item.rows is None:
             raise MediaError(f"the server has no rows with the uuid {source.uuid!r} any more: send them with it")
-        return self.processor.keep(name, await self._given.result(source.kind, given))
+        return self.processor.keep(name, await self._precomputed.result(source.kind, item))
 
     async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
         """Return the result of the processor for an item with a uuid. A known item is not read again."""

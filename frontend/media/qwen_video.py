@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.frontend.media.frames import ClipError, Timing
+from octavo.frontend.media.frames import Timing, VideoError
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.videos import VideoProcessor, read_settings
 from octavo.frontend.media.wire import Result, VideoSetup
@@ -80,14 +80,14 @@ class ClipSettings:
         """Return the height and width to which frames are resized: multiples of `side`.
 
         Raises:
-            ClipError: the aspect ratio is too extreme.
+            VideoError: the aspect ratio is too extreme.
         """
         side = self.side
         if self.is_whole and min(height, width) < side:
             scale = side / min(height, width)
             height, width = int(height * scale), int(width * scale)
         if max(height, width) > _MAX_ASPECT * min(height, width):
-            raise ClipError(f"one side of its frames is more than {_MAX_ASPECT} times as long as the other")
+            raise VideoError(f"one side of its frames is more than {_MAX_ASPECT} times as long as the other")
         rows, columns = round(height / side), round(width / side)
         counted, rounded = 1, 1
         if self.is_whole:
@@ -199,7 +199,7 @@ class QwenVideos(VideoProcessor):
             return 1.0
         step = np.float32(self.setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
         if -(-len(timing.indices) // settings.frames_per_patch) * step > MAX_POSITIONS:
-            raise ClipError(f"it has {timing.read_fps:g} frames in a second, too few for the model's positions")
+            raise VideoError(f"it has {timing.read_fps:g} frames in a second, too few for the model's positions")
         return float(step)
 
 

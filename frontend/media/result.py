@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.frontend.media.wire import Result
 from octavo.protocol.buffers import Buffer
-from octavo.protocol.media import BESIDE_IMAGES, DIGEST_BYTES, GIVEN, Kind, MediaTensor, digest_of
+from octavo.protocol.media import BESIDE_IMAGES, DIGEST_BYTES, PRECOMPUTED_ROWS, Kind, MediaTensor, digest_of
 
 _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
 """Outputs of a processor that describe the text, not the media."""
@@ -66,7 +66,7 @@ def result_of(
 
 def beside_images(kind: Kind, result: Result) -> Result:
     """Return the result of an item in a prompt with images. Audio clips then have other rows, and so another digest."""
-    if kind != "audio" or GIVEN in result.tensors:
+    if kind != "audio" or PRECOMPUTED_ROWS in result.tensors:
         return result
     digest = hashlib.blake2b(result.digest, digest_size=DIGEST_BYTES, person=b"beside images").digest()
     tensors = {**result.tensors, BESIDE_IMAGES: ("int64", [1], bytes(8))}

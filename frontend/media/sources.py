@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from octavo.frontend.media.given import given_items
 from octavo.frontend.media.kinds import KINDS
 from octavo.frontend.media.parts import NOUNS, MediaSource
+from octavo.frontend.media.precomputed import precomputed_items
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import Kind
 
@@ -44,7 +44,7 @@ def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSour
         if kind not in given and kind not in names:
             continue
         items: Any = given.get(kind)
-        several = given_items(items, kind, f"{FIELD}[{kind!r}]", is_one=KINDS[kind].is_one(items))
+        several = precomputed_items(items, kind, f"{FIELD}[{kind!r}]", is_one=KINDS[kind].is_one(items))
         sources += [
             item if isinstance(item, MediaSource) else MediaSource(kind, item, f"{FIELD}[{kind!r}][{place}]", name)
             for place, (item, name) in enumerate(zip(several, _uuids(names, len(several), kind), strict=True))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.media.child import Decoder, serve
-from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, Limits, Timing, choose_frames
+from octavo.frontend.media.frames import ClipFile, FewerFramesError, Limits, Timing, VideoError, choose_frames
 from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
 from octavo.frontend.media.without_torch import leave_out_torch
 from octavo.protocol.buffers import MAX_BUFFERS_BYTES
@@ -74,7 +74,7 @@ class VideoProcessor(ABC):
         """Return the number of rows of a group of frames that is encoded together, and of the complete video.
 
         Raises:
-            ClipError, ValueError: the frame size or an argument of the request is not possible.
+            VideoError, ValueError: the frame size or an argument of the request is not possible.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class VideoProcessor(ABC):
         """Return the result of decoded frames.
 
         Raises:
-            ClipError, ValueError: see `rows_of_frames`.
+            VideoError, ValueError: see `rows_of_frames`.
         """
 
     def choose(self, num_frames: int, fps: float, most: int, wanted_fps: float) -> Timing:
@@ -94,7 +94,7 @@ class VideoProcessor(ABC):
         try:
             self.check_kwargs(job.processor_kwargs)
             return self._of_file(job) if job.size is None else self._of_frames(job)
-        except (ClipError, ValueError) as error:
+        except (VideoError, ValueError) as error:
             return Result(str(error))
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
@@ -109,18 +109,18 @@ class VideoProcessor(ABC):
         """Check the number of rows of a video.
 
         Raises:
-            ClipError: it is too large.
+            VideoError: it is too large.
         """
         each, needed = self.rows_of_frames(num_frames, height, width, kwargs)
         if each > self.setup.max_part_rows:
-            raise ClipError(
+            raise VideoError(
                 f"frames that are encoded together have {each} tokens, and the limit is {self.setup.max_part_rows} "
                 f"(--max-num-encoder-tokens and --encoder-cache-tokens limit it): {self._remedy()}"
             )
         most = min(self.setup.max_rows, MAX_BUFFERS_BYTES // self.bytes_per_row)
         if needed > most:
             reason = "--max-model-len" if most == self.setup.max_rows else f"{MAX_BUFFERS_BYTES} bytes of pixels"
-            raise ClipError(f"it has {needed} tokens, and the limit is {most} ({reason}): {self._remedy()}")
+            raise VideoError(f"it has {needed} tokens, and the limit is {most} ({reason}): {self._remedy()}")
 
     def _remedy(self) -> str:
         return f"ask for less with {', '.join(self.known_kwargs)} of mm_processor_kwargs"
@@ -148,7 +148,7 @@ class VideoProcessor(ABC):
 
         assert job.size is not None, "frames have one"
         if sampling := job.processor_kwargs.keys() & {"num_frames", "fps"}:
-            raise ClipError(f"mm_processor_kwargs has {', '.join(sorted(sampling))}, and all given frames are read")
+            raise VideoError(f"mm_processor_kwargs has {', '.join(sorted(sampling))}, and all given frames are read")
         num_frames, height, width = job.size
         self.check_rows(num_frames, height, width, job.processor_kwargs)
         length = height * width * 3
@@ -161,7 +161,7 @@ class VideoProcessor(ABC):
         limit).
 
         Raises:
-            ClipError: an argument is not a valid number.
+            VideoError: an argument is not a valid number.
         """
         own: dict[str, Any] = {"num_frames": self.num_frames, "fps": self.fps}
         if self.setup.num_frames:
@@ -170,9 +170,9 @@ class VideoProcessor(ABC):
             own |= {key: source[key] for key in own if source.get(key) is not None}
         most, fps = own["num_frames"], own["fps"]
         if type(most) is not int or (most < 1 and most != -1):
-            raise ClipError(f"num_frames is {most!r}; expected a positive integer, or -1 for all")
+            raise VideoError(f"num_frames is {most!r}; expected a positive integer, or -1 for all")
         if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps):
-            raise ClipError(f"fps is {fps!r}; expected a number")
+            raise VideoError(f"fps is {fps!r}; expected a number")
         return most, float(fps)
 
 

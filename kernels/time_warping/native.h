@@ -1,4 +1,4 @@
-// Aligns the tokens of a text with the rows of a sound: medians, the mean of heads, and dynamic time warping.
+// Aligns the tokens of a text with the rows of an audio clip: medians, the mean of heads, and dynamic time warping.
 #pragma once
 
 #include "native/rows.h"
@@ -45,7 +45,7 @@ inline void smooth(float* row, int64_t size, int64_t width, float* padded) {
 
 enum WarpingStep : int8_t { kDiagonal, kUp, kLeft };
 
-// The cheapest path from the first corner to the last one: notes the first row of the sound of each token.
+// The cheapest path from the first corner to the last one: notes the first audio row of each token.
 inline void warp(const TimeWarpingArgs& args) {
     const float infinity = std::numeric_limits<float>::infinity();
     std::fill_n(args.sums, args.num_rows, infinity);

@@ -13,9 +13,9 @@ import warm_python
 from browser import Browser, browser
 from default_model import default_model
 from servers import Server
+from tiny_audio_models import make_qwen2_audio
 from tiny_media import make_llava, picture
-from tiny_sounds import make_qwen2_audio
-from tiny_whisper import make_whisper, sound, wav
+from tiny_whisper import make_whisper, wav, waveform
 from waiting import join, wait_until
 
 from octavo.frontend.receipts.saved import read_answers
@@ -165,15 +165,15 @@ def test_an_image_goes_with_the_next_message(page, tmp_path_factory):
         assert page.run("document.querySelectorAll('#attached img').length") == 0
         page.run("document.querySelector('#tab-engine').click()")
         numbers = page.wait_for("document.querySelector('#numbers')?.textContent")
-        assert "encoder cache used" in numbers and "1images and sounds encoded" in numbers, numbers
+        assert "encoder cache used" in numbers and "1images and audio clips encoded" in numbers, numbers
         assert page.problems == []
 
 
 def test_a_sound_is_written_down(page, tmp_path_factory):
-    speech = wav(sound(1))
+    speech = wav(waveform(1))
     with visited(page, make_whisper(tmp_path_factory.mktemp("whisper"))) as running:
         drop(page, "a.wav", "audio/wav", speech)
-        page.wait_for("document.querySelector('#stats').textContent === '1 s of sound'")
+        page.wait_for("document.querySelector('#stats').textContent === '1 s of audio'")
         form = {"files": {"file": ("a.wav", speech)}, "data": {"model": "media"}}
         written = httpx.post(running.url + "/v1/audio/transcriptions", **form, timeout=60).json()["text"]
         assert page.run("document.querySelector('.message.assistant .text').textContent") == written != ""
@@ -181,7 +181,7 @@ def test_a_sound_is_written_down(page, tmp_path_factory):
 
 
 def test_a_sound_goes_with_the_next_message(page, tmp_path_factory):
-    speech = wav(sound(1))
+    speech = wav(waveform(1))
     with visited(page, make_qwen2_audio(tmp_path_factory.mktemp("qwen2_audio")), *ENGINE) as running:
         fill(page, temperature="0", max_tokens="8", extra='{"ignore_eos": true}')
         drop(page, "a.wav", "audio/wav", speech)

@@ -1,4 +1,4 @@
-"""Families of models that read images or sounds: each against `transformers`, and in a storm with preemptions."""
+"""Families of models that read images or clips: each against `transformers`, and in a storm with preemptions."""
 
 import json
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tiny_audio_models
 import tiny_llama4
 import tiny_media
 import tiny_phi4
-import tiny_sounds
 import transformers
-from media_compare import GREEDY, compare, prompt, result, run, sound_prompt
+from media_compare import GREEDY, audio_prompt, compare, prompt, result, run
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from octavo import LLM, SamplingParams
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     mark: str = tiny_media.IMAGE
     """Where an item is in a prompt."""
     sizes: tuple[tuple[Any, ...], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
-    """Of pictures, or the seconds of sounds."""
+    """Of pictures, or the seconds of clips."""
     num_blocks: int = 17
     """Of the cache: requests are preempted, and find some of their blocks again."""
     has_hits: bool = True
@@ -47,17 +47,17 @@ class Case(NamedTuple):
     """Makes one, of a text and items: each a seed and its size."""
 
 
-_SOUNDS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "num_blocks": 22, "prompt": sound_prompt}
+_CLIPS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "num_blocks": 22, "prompt": audio_prompt}
 CASES = {
     "qwen2_audio": Case(
-        tiny_sounds.make_qwen2_audio, "Qwen2AudioForConditionalGeneration", tiny_sounds.SOUND, **_SOUNDS
+        tiny_audio_models.make_qwen2_audio, "Qwen2AudioForConditionalGeneration", tiny_audio_models.AUDIO, **_CLIPS
     ),
     "voxtral": Case(
-        tiny_sounds.make_voxtral,
+        tiny_audio_models.make_voxtral,
         "VoxtralForConditionalGeneration",
         "[AUDIO]",
-        make_processor=tiny_sounds.VoxtralInputs,
-        **{**_SOUNDS, "sizes": ((0.8,), (1.5,), (1.0,), (0.3,)), "num_blocks": 34},
+        make_processor=tiny_audio_models.VoxtralInputs,
+        **{**_CLIPS, "sizes": ((0.8,), (1.5,), (1.0,), (0.3,)), "num_blocks": 34},
     ),
     "qwen3_vl_moe": Case(tiny_media.make_qwen3_vl_moe, "Qwen3VLMoeForConditionalGeneration", "<|image_pad|>"),
     "gemma3": Case(

@@ -16,7 +16,7 @@ from engine_kills import kill_worker_and_core
 from fake_client import FakeClient
 from http_client import request
 from hung_steps import PLUGIN, hang_at
-from tiny_whisper import RATE, make_whisper, sound, wav
+from tiny_whisper import RATE, make_whisper, wav, waveform
 from waiting import until
 
 from octavo import AsyncClient, SamplingParams
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 }
 PATH = "/v1/audio/transcriptions"
 MAX_TOKENS = 20
-FILE = {"file": ("a.wav", wav(sound(1)))}
+FILE = {"file": ("a.wav", wav(waveform(1)))}
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +100,15 @@ def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> No
         limit = {"max_completion_tokens": MAX_TOKENS}
         for seed, language in ((1, "en"), (2, "de"), (3, None)):
             given = {} if language is None else {"language": language}
-            file = ("a.wav", wav(sound(seed)))
-            heard = np.round(sound(seed) * 32767).astype(np.float32) / 32768
+            file = ("a.wav", wav(waveform(seed)))
+            heard = np.round(waveform(seed) * 32767).astype(np.float32) / 32768
             answer = await api.audio.transcriptions.create(model="w", file=file, extra_body=limit, **given)
             assert answer.text == reference.text(heard, language), (seed, language)
             assert answer.usage is not None and answer.usage.model_dump() == {"type": "duration", "seconds": 1}
         fields = {"language": "fr", "max_completion_tokens": str(MAX_TOKENS)}
         translated = await http.post("/v1/audio/translations", files=FILE, data=fields)
         assert translated.status_code == 200, translated.text
-        heard = np.round(sound(1) * 32767).astype(np.float32) / 32768
+        heard = np.round(waveform(1) * 32767).astype(np.float32) / 32768
         assert translated.json()["text"] == reference.text(heard, "fr", "translate")
         await long_file(http)
         await formats(api, http)
@@ -124,7 +124,7 @@ def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> No
 
 async def long_file(http: httpx.AsyncClient) -> None:
     """A file of several windows is their texts, in order, and the same each time."""
-    parts = [sound(seed, 0.9) for seed in range(4)]
+    parts = [waveform(seed, 0.9) for seed in range(4)]
     fields = {"language": "en", "response_format": "text", "max_completion_tokens": "6"}
     texts = []
     for samples in (np.concatenate(parts), np.concatenate(parts)):
@@ -136,7 +136,7 @@ async def long_file(http: httpx.AsyncClient) -> None:
     assert len(texts[0]) > 2 * len(first.text), "several windows"
 
 
-LONG = wav(np.concatenate([sound(seed, 0.9) for seed in range(4)]))
+LONG = wav(np.concatenate([waveform(seed, 0.9) for seed in range(4)]))
 """Several windows."""
 SAMPLED = {"temperature": "0.8", "seed": "3", "max_completion_tokens": "12", "language": "de"}
 """Random weights repeat themselves otherwise."""
@@ -181,7 +181,7 @@ async def words(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
         found: dict[str, Any] = answer.json()
         return found
 
-    files = [LONG, *(wav(sound(seed, 0.7)) for seed in range(3))]
+    files = [LONG, *(wav(waveform(seed, 0.7)) for seed in range(3))]
     alone = [await ask(file) for file in files]
     assert await asyncio.gather(*map(ask, files)) == alone
     assert "segments" not in alone[0] and alone[0]["text"] == body["text"] and len(alone[0]["words"]) > 4
@@ -220,7 +220,7 @@ async def streams(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
 
 async def caller_that_leaves(client: AsyncClient, http: httpx.AsyncClient) -> None:
     """Some windows of a file run at the same time; all end with their caller."""
-    samples = np.concatenate([sound(seed, 0.9) for seed in range(30)])
+    samples = np.concatenate([waveform(seed, 0.9) for seed in range(30)])
     fields = {"language": "en", "max_completion_tokens": "20"}
     for form in FORMS:
         data = {**fields, **form}
@@ -244,7 +244,7 @@ async def server_that_aborts(client: AsyncClient, http: httpx.AsyncClient) -> No
 
 
 async def engine_that_drains(client: AsyncClient, http: httpx.AsyncClient) -> None:
-    """A drain finishes the sounds that have begun, and refuses others."""
+    """A drain finishes the clips that have begun, and refuses others."""
     link, generate = cast(Any, client.engine_set.link), client.generate
 
     async def drained(*args: Any, **fields: Any) -> AsyncGenerator[RequestOutput, None]:
@@ -277,7 +277,7 @@ async def bad_forms(http: httpx.AsyncClient) -> None:
         answer = await http.post(PATH, files=FILE, data=fields)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param and message in answer.json()["error"]["message"]
-    answer = await http.post(PATH, files={"file": ("a.wav", b"no sound")})
+    answer = await http.post(PATH, files={"file": ("a.wav", b"no audio")})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
     assert (await http.post(PATH, files=FILE, data={"model": "other"})).status_code == 404
     assert (await http.post(PATH, json={})).status_code == 415
@@ -291,8 +291,8 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setenv("OCTAVO_CHECK", "1")
     at_worker, at_core = tmp_path / "worker", tmp_path / "core"
-    many = wav(np.concatenate([sound(seed, 0.9) for seed in range(9)]))
-    short = wav(np.concatenate([sound(seed, 0.9) for seed in range(3)]))
+    many = wav(np.concatenate([waveform(seed, 0.9) for seed in range(9)]))
+    short = wav(np.concatenate([waveform(seed, 0.9) for seed in range(3)]))
 
     async def act(client: AsyncClient, http: httpx.AsyncClient) -> None:
         for form in FORMS:

@@ -11,10 +11,10 @@ import torch
 import transformers
 from engine_kills import assert_deaths_change_nothing
 from hung_steps import PLUGIN
-from tiny_whisper import RATE, make_whisper, sound, wav
+from tiny_whisper import RATE, make_whisper, wav, waveform
 
 from octavo import LLM, AsyncClient, SamplingParams
-from octavo.frontend.audio.prompts import AudioPrompts, ReadSound, SoundWindow
+from octavo.frontend.audio.prompts import AudioPrompts, AudioWindow, DecodedAudio
 from octavo.frontend.media.parts import MediaSource
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.outputs import RequestOutput
@@ -53,7 +53,7 @@ def llm(path: Path) -> Iterator[LLM]:
 
 
 def prompt(seed: int, text: str = START, seconds: float = 0.8) -> dict[str, Any]:
-    return {"prompt": text, "multi_modal_data": {"audio": (sound(seed, seconds), RATE)}}
+    return {"prompt": text, "multi_modal_data": {"audio": (waveform(seed, seconds), RATE)}}
 
 
 def result(output: RequestOutput) -> object:
@@ -94,7 +94,7 @@ def compare(llm: LLM, path: Path) -> None:
 
 
 def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Path) -> None:
-    """The same and other sounds behind equal tokens, more sounds than the encoder cache has room for, preemptions."""
+    """The same and other clips behind equal tokens, more clips than the encoder cache has room for, preemptions."""
     texts = [START, "<|startofprev|>words " + START, "<|startoftranscript|><|de|><|translate|>"]
     prompts = [prompt(seed % 5, texts[seed % 3]) for seed in range(18)]
     modes = [None, "timestamps", "text"]
@@ -168,15 +168,15 @@ def test_speech_rules_hold(llm: LLM, path: Path) -> None:
         assert caught.value.param == param
 
 
-def test_sounds_that_cannot_be_used(llm: LLM) -> None:
+def test_clips_that_cannot_be_used(llm: LLM) -> None:
     audio = [
-        (b"no sound", "not audio"),
-        (wav(sound(1))[:40], "audio"),
+        (b"no audio", "not audio"),
+        (wav(waveform(1))[:40], "audio"),
         (wav(np.zeros(0, dtype=np.float32)), "no samples"),
-        ((sound(1, 2.0), RATE), "longer than the 1 seconds"),
+        ((waveform(1, 2.0), RATE), "longer than the 1 seconds"),
         ((np.array([np.nan], dtype=np.float32), RATE), "not finite"),
-        ((sound(1), 0), "sampling rate"),
-        ((sound(1), 16000.5), "sampling rate"),
+        ((waveform(1), 0), "sampling rate"),
+        ((waveform(1), 16000.5), "sampling rate"),
         ("text", "str"),
     ]
     for value, message in audio:
@@ -189,13 +189,13 @@ def test_sounds_that_cannot_be_used(llm: LLM) -> None:
 
 
 def test_a_file_and_its_samples_are_the_same_sound(llm: LLM) -> None:
-    samples = np.round(sound(6) * 32767).astype(np.float32) / 32768
+    samples = np.round(waveform(6) * 32767).astype(np.float32) / 32768
     given = [(samples, RATE), wav(samples * 32768 / 32767)]
     first, second = (run(llm, {"prompt": START, "multi_modal_data": {"audio": one}})[0] for one in given)
     assert result(first) == result(second)
 
 
-async def windows_of(llm: LLM, value: Any) -> ReadSound:
+async def windows_of(llm: LLM, value: Any) -> DecodedAudio:
     async def encode(*_: Any, **__: Any) -> list[int]:
         return []
 
@@ -206,13 +206,13 @@ async def windows_of(llm: LLM, value: Any) -> ReadSound:
         await prompts.close()
 
 
-def features_of(window: SoundWindow) -> Any:
+def features_of(window: AudioWindow) -> Any:
     tensor = window.item.tensors["input_features"]
     return np.frombuffer(tensor.data.data, np.float32).reshape(tensor.shape)
 
 
 def test_a_long_sound_is_cut_where_it_is_quiet(llm: LLM) -> None:
-    samples = sound(3, 2.6)
+    samples = waveform(3, 2.6)
     for quiet_s in (0.93, 1.9):  # windows end after at most 1 s, and are cut in their last tenth
         samples[int(quiet_s * RATE) : int((quiet_s + 0.1) * RATE)] = 0.0
     result = asyncio.run(windows_of(llm, (samples, RATE)))
@@ -241,7 +241,7 @@ def test_other_rates_are_resampled(llm: LLM) -> None:
 
 
 def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sounds are encoded again from their spectrograms."""
+    """Audio clips are encoded again from their spectrograms."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
@@ -277,7 +277,7 @@ def test_a_text_is_aligned_with_a_sound_by_both_kernels(path: Path) -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS, cpu_kernels=kernels) as client:
             assert isinstance(client.media, AudioPrompts)
             text = list(range(20, 40))
-            made = await client.media.of_tokens(text, [MediaSource("audio", (sound(1), RATE), "file")])
+            made = await client.media.of_tokens(text, [MediaSource("audio", (waveform(1), RATE), "file")])
             heads = ((0, 1), (1, 0), (1, 2))
             for spec, message in (
                 (AlignmentSpec(((2, 0),), 2, 40), "layers .0, 1. with 3 heads each"),

@@ -85,7 +85,7 @@ class Reference:
             return list(self.model.generate(features, do_sample=False, num_beams=1)[0].tolist())
 
     def segments(self, samples: Any) -> list[tuple[float, float, str]]:
-        """Return start, end and text of the segments of a sound of any length, which end with it at the latest."""
+        """Return start, end and text of the segments of a clip of any length, which end with it at the latest."""
         duration_s = len(samples) / RATE
         whole: Any = {"truncation": False, "padding": "longest"} if duration_s > 30 else {}
         features = self.extractor(samples, sampling_rate=RATE, return_tensors="pt", **whole).input_features
@@ -101,7 +101,7 @@ class Reference:
         ]
 
     def rows(self, heard: Any, prompt: Sequence[int], tokens: Sequence[int], num_rows: int) -> list[int]:
-        """Return the row of the sound at which the token after each one begins."""
+        """Return the row of the clip at which the token after each one begins."""
         rules, ids = self.model.generation_config, torch.tensor([[*prompt, *tokens]])
         self.model.set_attn_implementation("eager")
         with torch.no_grad():
@@ -176,11 +176,11 @@ async def assert_segments(http: httpx.AsyncClient, reference: Reference, text: s
 
 
 async def assert_aligned(
-    client: AsyncClient, reference: Reference, sounds: Sequence[Any], heard: Sequence[Any], outputs: list[RequestOutput]
+    client: AsyncClient, reference: Reference, clips: Sequence[Any], heard: Sequence[Any], outputs: list[RequestOutput]
 ) -> None:
     """Each token is spoken when `transformers` says, also if several texts are aligned at once."""
-    found = await asyncio.gather(*map(partial(aligned, client), sounds, outputs))
-    for samples, encoded, output, rows in zip(sounds, heard, outputs, found, strict=True):
+    found = await asyncio.gather(*map(partial(aligned, client), clips, outputs))
+    for samples, encoded, output, rows in zip(clips, heard, outputs, found, strict=True):
         tokens = output.outputs[0].token_ids[:-1]
         assert rows == reference.rows(encoded, output.prompt_token_ids, tokens, len(samples) // 320)
         assert rows == await aligned(client, samples, output)

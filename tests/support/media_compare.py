@@ -9,7 +9,7 @@ import transformers
 from tiny_media import picture
 from tiny_models import VOCAB_SIZE
 from tiny_videos import clip
-from tiny_whisper import RATE, sound
+from tiny_whisper import RATE, waveform
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.outputs import RequestOutput
@@ -28,9 +28,9 @@ def prompt(text: str, *images: Any) -> dict[str, Any]:
     return {"prompt": text, "multi_modal_data": {"image": pictures}}
 
 
-def sound_prompt(text: str, *sounds: tuple[int, float]) -> dict[str, Any]:
+def audio_prompt(text: str, *clips: tuple[int, float]) -> dict[str, Any]:
     """Return a prompt with audio clips, given by (seed, seconds)."""
-    return {"prompt": text, "multi_modal_data": {"audio": [(sound(*one), RATE) for one in sounds]}}
+    return {"prompt": text, "multi_modal_data": {"audio": [(waveform(*one), RATE) for one in clips]}}
 
 
 def video_prompt(text: str, *videos: tuple[Any, ...], images: Sequence[Any] = ()) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def compare(
 def _media(data: dict[str, Any]) -> dict[str, Any]:
     """Return media as processors take them."""
     found: dict[str, Any] = {}
-    if sounds := data.get("audio"):
-        found = {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
+    if clips := data.get("audio"):
+        found = {"audio": [samples for samples, _ in clips], "sampling_rate": clips[0][1]}
     if clips := data.get("video"):
         found["videos"] = [frames for frames, _ in clips]
         found["video_metadata"] = [

@@ -12,15 +12,15 @@ from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 
 from octavo.frontend.media.phi4 import Phi4Tiles, num_rows
 
-IMAGE, SOUND = "<|image|>", "<|audio|>"
+IMAGE, AUDIO = "<|image|>", "<|audio|>"
 TILES: dict[str, Any] = {"size": {"height": 24, "width": 24}, "patch_size": 6, "dynamic_hd": 4}
 """A tile is four rows of a prompt."""
-_TEMPLATE = CHAT_TEMPLATE.replace("<image>{% else", f"{IMAGE}{{% elif part['type'] == 'audio' %}}{SOUND}{{% else")
+_TEMPLATE = CHAT_TEMPLATE.replace("<image>{% else", f"{IMAGE}{{% elif part['type'] == 'audio' %}}{AUDIO}{{% else")
 
 
 def make_phi4(directory: Path, **changes: Any) -> Path:
     """Write a Phi-4-multimodal. `changes` are of its configuration."""
-    tokenizer = _tokenizer(SOUND, image=IMAGE)
+    tokenizer = _tokenizer(AUDIO, image=IMAGE)
     config = transformers.Phi4MultimodalConfig(
         **{
             "hidden_size": 48,
@@ -66,7 +66,7 @@ def make_phi4(directory: Path, **changes: Any) -> Path:
 
 
 def write_media_adapters(directory: Path) -> dict[str, transformers.PreTrainedModel]:
-    """Write the adapters of images and sounds beside a model; returns the model merged with each."""
+    """Write the adapters of images and clips beside a model; returns the model merged with each."""
     targets = r"model\.layers\.\d+\.(self_attn\.(qkv|o)_proj|mlp\.(gate_up|down)_proj)"
     merged = {}
     for seed, (kind, name) in enumerate((("image", "vision-lora"), ("audio", "speech-lora"))):
@@ -93,7 +93,7 @@ class Phi4Inputs:
         text = _expanded(text, IMAGE, [num_rows(one) for one in made])
         if audio:
             found = dict(self._extractor(audio, sampling_rate=sampling_rate, return_tensors="pt"))
-            text = _expanded(text, SOUND, found["audio_embed_sizes"].tolist())
+            text = _expanded(text, AUDIO, found["audio_embed_sizes"].tolist())
         inputs = self.tokenizer(text, return_tensors="pt")
         most = max([one["image_pixel_values"].shape[1] for one in made], default=0)
         for name in made[0] if made else ():

@@ -29,7 +29,7 @@ _MARKS = (
 )
 
 
-def sound(seed: int, seconds: float = 0.8) -> "np.ndarray[Any, np.dtype[np.float32]]":
+def waveform(seed: int, seconds: float = 0.8) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Return noise at 16 kHz whose loudness and pitch change."""
     random = np.random.default_rng(seed)
     times = np.arange(int(seconds * RATE)) / RATE

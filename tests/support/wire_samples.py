@@ -79,7 +79,7 @@ VIDEO = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [3, 1, 2], ki
 FRAME = media.MediaItem(
     [(7, 2)], media.digest_of(PIXELS), PIXELS, [1, 1, 2], kind="video", frame_step=1.5, continues_grid=True
 )
-SOUND = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50, kind="audio")
+AUDIO = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50, kind="audio")
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
@@ -91,7 +91,7 @@ _REQUESTS = [
     requests.Submit("video", pack_ids([0] * 8), SPEC, media=[VIDEO, FRAME]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
-    requests.Submit("align", pack_ids([1, 2]), AlignmentSpec(((0, 1), (1, 0)), 1, 40, 5), media=[SOUND]),
+    requests.Submit("align", pack_ids([1, 2]), AlignmentSpec(((0, 1), (1, 0)), 1, 40, 5), media=[AUDIO]),
     requests.Submit("prefill", pack_ids([1]), SPEC, kv_transfer=KVTransfer(leaves=True)),
     requests.Submit(
         "decode", pack_ids([1]), SPEC, kv_transfer=KVTransfer(False, True, "e", "0" * 32, "10.0.0.1", 5, 64)

@@ -42,7 +42,7 @@ CATCHES_EVERYTHING = {
     "frontend/membership/directory.py": "a command that another process has sent must be answered; it is logged",
     "frontend/plugins/calls.py": "code of users runs; what it raises ends the request that it was run for",
     "frontend/plugins/loading.py": "code of users is imported; it goes on as a ConfigError",
-    "frontend/media/child.py": "decoders raise anything for damaged files; the answer for one image or sound",
+    "frontend/media/child.py": "decoders raise anything for damaged files; the answer for one image or audio clip",
     "frontend/http/route.py": "raised again, for the server's log, as soon as its client has been answered",
     "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
     "protocol/kv_connector_loading.py": "code of users is imported; it goes on as a ConfigError",

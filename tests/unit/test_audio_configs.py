@@ -1,4 +1,4 @@
-"""Configurations of models that read sounds, as their files were published: values from memory, sizes as in papers."""
+"""Configurations of models that read audio, as their files were published: values from memory, sizes as in papers."""
 
 from pathlib import Path
 from typing import Any

@@ -175,7 +175,7 @@ def test_what_running_requests_attend_to_is_kept() -> None:
     assert admit(schedule, second, 10) == 10
     assert step(schedule).attended == [(2, 0)]
     schedule.leave(first)
-    assert not schedule.has_room_to_start(third), "the other request about this sound goes on"
+    assert not schedule.has_room_to_start(third), "the other request about this clip goes on"
     schedule.leave(second)
     assert schedule.has_room_to_start(third)
     schedule.start(third)
@@ -184,9 +184,9 @@ def test_what_running_requests_attend_to_is_kept() -> None:
 
 
 def test_faults_of_items_that_are_attended_to() -> None:
-    sound, image = attended("a"), item("b", (0, 3))
-    assert media_fault([sound], 4, {"image"}, attended_rows=40) is None
-    for items, rows in (([], 40), ([sound, sound], 40), ([image], 40), ([sound], 41), ([sound], 0)):
+    clip, image = attended("a"), item("b", (0, 3))
+    assert media_fault([clip], 4, {"image"}, attended_rows=40) is None
+    for items, rows in (([], 40), ([clip, clip], 40), ([image], 40), ([clip], 41), ([clip], 0)):
         assert media_fault(items, 10, {"image"}, attended_rows=rows)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.generation.tensors import RowsForm, decode_tensor
-from octavo.frontend.media.given import GivenRows, given_items, whole_numbers
+from octavo.frontend.media.precomputed import PrecomputedRows, precomputed_items, whole_numbers
 from octavo.protocol.errors import InvalidRequestError
 
 FORM = RowsForm("rows", 4, 8, "a limit")
@@ -50,7 +50,7 @@ def test_tensors_that_are_not_dense(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="image_grid_thw must be a list or a dense tensor"):
         whole_numbers(tensor)
     with pytest.raises(InvalidRequestError, match="image: the rows do not divide among the 2 grids"):
-        given_items({"image_embeds": tensor, "image_grid_thw": [[1, 2, 2]] * 2}, "image", "image", is_one=True)
+        precomputed_items({"image_embeds": tensor, "image_grid_thw": [[1, 2, 2]] * 2}, "image", "image", is_one=True)
 
 
 @pytest.mark.parametrize("shape", [(10**8,), (8, 4), (2**24, 2**24)])
@@ -80,10 +80,12 @@ def test_a_grid_is_not_read_before_it_is_small() -> None:
 def test_rows_that_do_not_divide(rows: Any) -> None:
     grids = [[1, 2, 4], [1, 2, 6]]
     value = {"image_embeds": torch.zeros(5, 4), "image_grid_thw": grids}
-    items = given_items(value, "image", "image", is_one=True)
-    assert [len(one.rows) for one in items if isinstance(one, GivenRows)] == [2, 3]
+    items = precomputed_items(value, "image", "image", is_one=True)
+    assert [len(one.rows) for one in items if isinstance(one, PrecomputedRows)] == [2, 3]
     with pytest.raises(InvalidRequestError, match="image"):
-        given_items(value | {"image_embeds": rows, "image_grid_thw": [*grids, grids[0]]}, "image", "image", is_one=True)
+        precomputed_items(
+            value | {"image_embeds": rows, "image_grid_thw": [*grids, grids[0]]}, "image", "image", is_one=True
+        )
 
 
 CHANGES = st.lists(st.tuples(st.integers(0, 10**4), st.binary(max_size=3)), min_size=1, max_size=4)

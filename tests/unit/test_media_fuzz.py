@@ -1,4 +1,4 @@
-"""Random damage to files of images, videos and sounds: each is read or refused, and what reads them goes on."""
+"""Random damage to files of images, videos and clips: each is read or refused, and what reads them goes on."""
 
 import asyncio
 import io
@@ -13,14 +13,14 @@ import pytest
 import soundfile
 from media_settings import media
 from msgspec.structs import replace
+from tiny_audio_models import make_qwen2_audio
 from tiny_media import make_llava, make_qwen25_vl, picture
-from tiny_sounds import make_qwen2_audio
 from tiny_videos import clip, clip_file, sound_file
-from tiny_whisper import RATE, make_whisper, sound
+from tiny_whisper import RATE, make_whisper, waveform
 
 from octavo.frontend.audio.process import FEATURES
 from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.audio.wire import FILE, AudioJob, AudioResult, SoundJob
+from octavo.frontend.audio.wire import FILE, AudioJob, AudioProcessorJob, AudioResult
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Job, Result, VideoJob
@@ -217,7 +217,7 @@ def sound_files() -> list[bytes]:
         ("MP3", None),
     ):
         file = io.BytesIO()
-        soundfile.write(file, sound(1, 0.3), RATE, format=kind, subtype=subtype)
+        soundfile.write(file, waveform(1, 0.3), RATE, format=kind, subtype=subtype)
         files.append(file.getvalue())
     return files
 
@@ -227,7 +227,7 @@ def test_damaged_sounds_of_prompts(tmp_path: Path, rounds: int) -> None:
         processor = MediaProcessor(config_of(make_qwen2_audio(tmp_path)))
 
         async def read(data: bytes) -> object:
-            return (await processor.process("audio", SoundJob(data, FILE))).digest
+            return (await processor.process("audio", AudioProcessorJob(data, FILE))).digest
 
         try:
             num_read, num_refused = await survive(

@@ -1,4 +1,4 @@
-"""Parts of a sound or a video as items that the engine encodes one by one."""
+"""Parts of a clip or a video as items that the engine encodes one by one."""
 
 import numpy as np
 import pytest

@@ -345,7 +345,7 @@ def test_several_kinds_of_media_in_one_prompt(path: Path) -> None:
         assert [(item.kind, item.spans) for item in tokens.items] == expected
         assert [item.digest for item in tokens.items] == [text.items[place].digest for place in (2, 1, 0)]
         for wrong, message in (
-            ([*sources, source("audio", 2)], "2 sounds, and the limit is 1"),
+            ([*sources, source("audio", 2)], "2 audio clips, and the limit is 1"),
             (sources[:2], "more placeholders than rows"),
             (sources[1:], "2 placeholders of images for 1 images"),
         ):
@@ -357,7 +357,7 @@ def test_several_kinds_of_media_in_one_prompt(path: Path) -> None:
             (k, f"messages[0].content[{n}]") for n, k in enumerate(("audio", "image"))
         ]
         assert [part.placeholder for part in messages[0]["content"]] == ["<a>", IMAGE]
-        with pytest.raises(InvalidRequestError, match="reads images and sounds and no videos") as caught:
+        with pytest.raises(InvalidRequestError, match="reads images and audio clips and no videos") as caught:
             await prompts.take([{"role": "user", "content": parts}])
         assert caught.value.param == "messages[0].content[2]"
 

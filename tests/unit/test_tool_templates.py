@@ -42,11 +42,11 @@ def template(name: str) -> ChatTemplate:
 
 
 def test_voxtral_as_mistral_common_writes_it() -> None:
-    """Read in its `InstructTokenizerV7`: no spaces, and audio tokens where the sound is."""
-    sound, text = MediaPart("audio", "[AUDIO]"), {"type": "text", "text": "What?"}
+    """Read in its `InstructTokenizerV7`: no spaces, and audio tokens where the clip is."""
+    clip, text = MediaPart("audio", "[AUDIO]"), {"type": "text", "text": "What?"}
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
-        {"role": "user", "content": [sound, text, sound]},
+        {"role": "user", "content": [clip, text, clip]},
         {"role": "assistant", "content": "Rain."},
         {"role": "user", "content": "Sure?"},
     ]

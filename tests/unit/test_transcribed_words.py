@@ -1,4 +1,4 @@
-"""Words of transcriptions: how tokens become words, and the alignment of texts with sounds."""
+"""Words of transcriptions: how tokens become words, and the alignment of texts with clips."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from octavo.frontend.audio.prompts import SoundWindow
+from octavo.frontend.audio.prompts import AudioWindow
 from octavo.frontend.audio.segments import num_spoken_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.words import words_of
@@ -38,7 +38,7 @@ from octavo.worker_proc.media.time_warping import first_rows
 
 TOKENS = SpeechTokens(101, 100, 104, None, {}, {}, ())
 MARK = TOKENS.first_timestamp
-WINDOW = SoundWindow(30.0, 4.0, MediaItem([], b"", {}))
+WINDOW = AudioWindow(30.0, 4.0, MediaItem([], b"", {}))
 
 
 def spoken(pieces: Sequence[str | bytes | None], language: str = "en") -> list[tuple[str, float, float]]:

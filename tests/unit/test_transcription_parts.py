@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from octavo.frontend.audio.long_form import WholeSpectrogram
-from octavo.frontend.audio.prompts import ReadSound, SoundWindow
+from octavo.frontend.audio.prompts import AudioWindow, DecodedAudio
 from octavo.frontend.audio.segments import Segment, num_kept_tokens, segments_of
 from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.speech_tokens import SpeechTokens
@@ -106,7 +106,7 @@ def output_of(tokens: list[int], no_speech: float | None = -2.0) -> RequestOutpu
 
 
 def segments(tokens: list[int], duration_s: float = 5.0, no_speech: float | None = -2.0) -> list[Segment]:
-    window = SoundWindow(30.0, duration_s, MediaItem([], b"", {}))
+    window = AudioWindow(30.0, duration_s, MediaItem([], b"", {}))
     return list(segments_of(window, output_of(tokens, no_speech), TOKENS, lambda ids: "".join(f" w{i}" for i in ids)))
 
 
@@ -150,17 +150,17 @@ def test_windows_of_a_whole_spectrogram(num_samples: int) -> None:
         np.testing.assert_allclose(frames, whole["input_features"][0], atol=2e-5)
     tensor = MediaTensor("float32", list(frames.shape), Buffer(frames.tobytes()))
     item = MediaItem([], b"", {"input_features": tensor}, attended_rows=50, kind="audio")
-    sound = WholeSpectrogram.of(ReadSound(num_samples / 16_000, [SoundWindow(0.0, num_samples / 16_000, item)]))
-    assert sound.num_frames == num_samples // 160
-    for start in range(0, sound.num_frames, 46):
-        window = sound.window(start)
+    clip = WholeSpectrogram.of(DecodedAudio(num_samples / 16_000, [AudioWindow(0.0, num_samples / 16_000, item)]))
+    assert clip.num_frames == num_samples // 160
+    for start in range(0, clip.num_frames, 46):
+        window = clip.window(start)
         data = window.item.tensors["input_features"]
         found = np.frombuffer(data.data.data, np.float32).reshape(data.shape)
         expected = frames[:, start : start + 100]
         assert np.array_equal(found, np.pad(expected, ((0, 0), (0, 100 - expected.shape[1]))))
-        assert window.start_s == start / 100 and window.duration_s == min(100, sound.num_frames - start) / 100
+        assert window.start_s == start / 100 and window.duration_s == min(100, clip.num_frames - start) / 100
         assert window.item.digest == digest_of(window.item.tensors)
-    assert sound.next_start(sound.window(0), [FIRST, 1, FIRST + 20, FIRST + 20, 2, 9], TOKENS) == 40
+    assert clip.next_start(clip.window(0), [FIRST, 1, FIRST + 20, FIRST + 20, 2, 9], TOKENS) == 40
     for tokens, start in (
         ([FIRST, 1, FIRST + 20, 9], 100),
         ([FIRST, 1, FIRST + 20], 40),  # its limit of tokens has ended it, and speech may go on
@@ -171,7 +171,7 @@ def test_windows_of_a_whole_spectrogram(num_samples: int) -> None:
         ([9], 100),
         ([], 100),
     ):
-        assert sound.next_start(sound.window(0), tokens, TOKENS) == min(start, sound.num_frames), tokens
+        assert clip.next_start(clip.window(0), tokens, TOKENS) == min(start, clip.num_frames), tokens
 
 
 def test_segments_that_have_no_end_or_are_longer_than_their_window() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId
-from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
+from octavo.protocol.media import PRECOMPUTED_ROWS, EncoderInput, Kind, StepMedia
 from octavo.worker_proc.batch.inputs import MediaRows
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
@@ -92,9 +92,9 @@ class MediaEncoder:
         for digest in media.evicted:
             if not self._evict(digest):
                 raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
-        for item in [one for one in media.inputs if GIVEN in one.tensors]:
+        for item in [one for one in media.inputs if PRECOMPUTED_ROWS in one.tensors]:
             self._results[item.digest] = self._given_rows(item)
-        if encoded := [item for item in media.inputs if GIVEN not in item.tensors]:
+        if encoded := [item for item in media.inputs if PRECOMPUTED_ROWS not in item.tensors]:
             self._encode(encoded)
         if self._makes_vectors:
             return []
@@ -143,7 +143,7 @@ class MediaEncoder:
 
     def _given_rows(self, item: EncoderInput) -> Tensor:
         """Return rows that a caller computed and the core checked."""
-        rows, tower = item.tensors[GIVEN], self._towers[item.kind].tower
+        rows, tower = item.tensors[PRECOMPUTED_ROWS], self._towers[item.kind].tower
         host_RD = torch.frombuffer(bytearray(rows.data.data), dtype=tower.dtype).view(rows.shape)
         return host_RD.to(tower.device)
 

@@ -40,7 +40,7 @@ def with_media_families(page: str) -> str:
     ]
     for family in MEDIA_FAMILIES:
         names = ", ".join(f"`{name}`" for name in family.architectures)
-        kinds = ", ".join({"image": "images", "video": "videos", "audio": "sounds"}[kind] for kind in family.kinds)
+        kinds = ", ".join({"image": "images", "video": "videos", "audio": "audio"}[kind] for kind in family.kinds)
         rows.append(f"| {family.name} | {names} | {kinds} | {family.tower} | {family.text} |")
     return _with_table(page, rows)
 

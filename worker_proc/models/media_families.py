@@ -110,7 +110,7 @@ MEDIA_FAMILIES = (
         ("Phi4MultimodalForCausalLM",),
         ("image", "audio"),
         "SigLIP over an overview and tiles of the image; the mean of each square of patches is one row, learned rows "
-        "end lines. Sounds: a conformer over windows of 40 seconds; eight frames are one row, 12.5 in a second",
+        "end lines. Audio: a conformer over windows of 40 seconds; eight frames are one row, 12.5 in a second",
         "Phi-4-mini",
     ),
     MediaFamily(
@@ -132,7 +132,7 @@ MEDIA_FAMILIES = (
         ("WhisperForConditionalGeneration",),
         ("audio",),
         "its own, for transcription",
-        "its own decoder, which attends to the sound",
+        "its own decoder, which attends to the audio",
     ),
     MediaFamily(
         "[CLIP, SigLIP](pooling.md#vectors-of-images)",

@@ -1,18 +1,18 @@
-// Files for the conversation: images wait for the next message, and so do sounds if the model reads them there.
+// Files for the conversation: images wait for the next message, and so do audio clips if the model reads them there.
 import { byId, element } from "./element.js";
 
 /** Takes files from the button, from a drop and from the clipboard. */
 export class Attachments {
   #files = []; // {name, kind, url} with the file as a data URL
   #reading = new Set(); // promises of files that are being read; each tells whether they can be used
-  #readsSounds;
-  #onSound;
+  #readsAudio;
+  #onAudio;
   #onRefusal;
 
-  /** `readsSounds` tells whether sounds are parts of messages; else `onSound` gets them. `onRefusal` gets a sentence about a file that is neither. */
-  constructor({ readsSounds, onSound, onRefusal }) {
-    this.#readsSounds = readsSounds;
-    this.#onSound = onSound;
+  /** `readsAudio` tells whether audio clips are parts of messages; else `onAudio` gets them. `onRefusal` gets a sentence about a file that is neither. */
+  constructor({ readsAudio, onAudio, onRefusal }) {
+    this.#readsAudio = readsAudio;
+    this.#onAudio = onAudio;
     this.#onRefusal = onRefusal;
     const chooser = byId("files");
     byId("attach").addEventListener("click", () => chooser.click());
@@ -80,9 +80,9 @@ export class Attachments {
 
   async #addOne(file) {
     if (file.type.startsWith("image/")) await this.#keep(file, "image_url");
-    else if (!file.type.startsWith("audio/")) throw new Error("only images and sounds can be attached");
-    else if (await this.#readsSounds()) await this.#keep(file, "audio_url");
-    else this.#onSound(file);
+    else if (!file.type.startsWith("audio/")) throw new Error("only images and audio can be attached");
+    else if (await this.#readsAudio()) await this.#keep(file, "audio_url");
+    else this.#onAudio(file);
   }
 
   async #keep(file, kind) {

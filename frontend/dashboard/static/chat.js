@@ -12,8 +12,8 @@ export class Chat {
   #openCalls = 0;
   #running = null;
   #attachments = new Attachments({
-    readsSounds: async () => (await getJson("dashboard/state")).engine.reads.includes("audio"),
-    onSound: (file) => this.#transcribe(file),
+    readsAudio: async () => (await getJson("dashboard/state")).engine.reads.includes("audio"),
+    onAudio: (file) => this.#transcribe(file),
     onRefusal: (problem) => {
       byId("stats").textContent = problem;
     },
@@ -65,7 +65,7 @@ export class Chat {
     try {
       const { text, usage } = await postForm("v1/audio/transcriptions", { file, model: byId("model").value });
       view.text = text;
-      byId("stats").textContent = `${usage.seconds} s of sound`;
+      byId("stats").textContent = `${usage.seconds} s of audio`;
     } catch (error) {
       view.fail(error.message);
     }

@@ -157,7 +157,7 @@ function encoderCache(stats, first) {
   return [
     ["encoder cache used", percent(stats.num_cached_encoder_tokens / stats.num_encoder_cache_tokens)],
     ["encoder cache hits, last minute", queries ? percent(hits / queries) : "–"],
-    ["images and sounds encoded", stats.encoder_cache_queries - stats.encoder_cache_hits],
+    ["images and audio clips encoded", stats.encoder_cache_queries - stats.encoder_cache_hits],
   ];
 }
 

@@ -1,4 +1,4 @@
-// The view of one message: a bubble that is updated while an answer streams. Its images and sounds are data URLs.
+// The view of one message: a bubble that is updated while an answer streams. Its images and audio clips are data URLs.
 import { element } from "./element.js";
 import { tokenSpans } from "./tokens.js";
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from octavo.frontend.audio.open import AnyTranscriber, TranscribedSound
+from octavo.frontend.audio.open import AnyTranscriber, TranscribedClip
 from octavo.frontend.audio.subtitles import subrip, webvtt
 from octavo.frontend.audio.text import JoinedText
 from octavo.frontend.http.audio_form import WITH_TIMESTAMPS, AudioForm
@@ -35,7 +35,7 @@ _CHUNKS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"
 
 
 async def whole_transcription(
-    transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames
+    transcriber: AnyTranscriber, clip: TranscribedClip, form: AudioForm, names: TokenNames
 ) -> Response:
     """Return the response in the requested format.
 
@@ -43,27 +43,27 @@ async def whole_transcription(
         OctavoError: the transcription failed.
     """
     joined, text, outputs = JoinedText(), "", []
-    async with aclosing(transcriber.outputs(sound, OutputKind.FINAL_ONLY)) as found:
+    async with aclosing(transcriber.outputs(clip, OutputKind.FINAL_ONLY)) as found:
         async for index, output in found:
             text += joined.add(index, output.outputs[0].text)
             outputs.append(output)
     if form.format == "text":
         return Response(text + "\n", media_type="text/plain")
-    usage = DurationUsage(seconds=math.ceil(sound.duration_s))
+    usage = DurationUsage(seconds=math.ceil(clip.duration_s))
     if form.format in WITH_TIMESTAMPS:
-        return _with_segments(transcriber, sound, form, outputs, usage)
+        return _with_segments(transcriber, clip, form, outputs, usage)
     logprobs = [one for output in outputs for one in _logprobs(output, names)] if form.has_logprobs else None
     return _json(Transcription(text=text, logprobs=logprobs, usage=usage))
 
 
 def _with_segments(
     transcriber: AnyTranscriber,
-    sound: TranscribedSound,
+    clip: TranscribedClip,
     form: AudioForm,
     outputs: Sequence[RequestOutput],
     usage: DurationUsage,
 ) -> Response:
-    segments = transcriber.segments(sound, outputs)
+    segments = transcriber.segments(clip, outputs)
     if form.format == "srt":
         return Response(subrip(segments), media_type="application/x-subrip")
     if form.format == "vtt":
@@ -77,7 +77,7 @@ def _with_segments(
             end=one.end_s,
             text=one.text,
             tokens=one.token_ids,
-            temperature=sound.params.temperature,
+            temperature=clip.params.temperature,
             avg_logprob=max(LOWEST, one.avg_logprob),
             compression_ratio=one.compression_ratio,
             no_speech_prob=one.no_speech_prob,
@@ -87,27 +87,27 @@ def _with_segments(
     return _json(
         VerboseTranscription(
             task="translate" if form.request.task == "translate" else "transcribe",
-            language=sound.language,
-            duration=sound.duration_s,
+            language=clip.language,
+            duration=clip.duration_s,
             text="".join(joined.add(one.seek, one.text) for one in shown),
             segments=shown if form.has_segments else None,
-            words=_words(transcriber, sound, outputs) if form.has_words else None,
+            words=_words(transcriber, clip, outputs) if form.has_words else None,
             usage=usage,
         )
     )
 
 
 def _words(
-    transcriber: AnyTranscriber, sound: TranscribedSound, outputs: Sequence[RequestOutput]
+    transcriber: AnyTranscriber, clip: TranscribedClip, outputs: Sequence[RequestOutput]
 ) -> list[TranscriptionWord]:
     return [
-        TranscriptionWord(word=one.text, start=one.start_s, end=one.end_s) for one in transcriber.words(sound, outputs)
+        TranscriptionWord(word=one.text, start=one.start_s, end=one.end_s) for one in transcriber.words(clip, outputs)
     ]
 
 
 # long: one stream from its first event to its last
 async def transcription_events(
-    transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames, model: str
+    transcriber: AnyTranscriber, clip: TranscribedClip, form: AudioForm, names: TokenNames, model: str
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a stream: new text as it arrives, and the complete text at the end.
 
@@ -119,11 +119,11 @@ async def transcription_events(
     created, kind = int(time.time()), _CHUNKS[form.request.task]
 
     def event(name: str, choice: ChunkChoice, **fields: Any) -> bytes:
-        of_stream: dict[str, Any] = {"id": sound.request_id, "object": kind, "created": created, "model": model}
+        of_stream: dict[str, Any] = {"id": clip.request_id, "object": kind, "created": created, "model": model}
         body = TranscriptEvent(type=f"transcript.text.{name}", choices=[choice], **of_stream, **fields)
         return events([msgspec.json.encode(body)])
 
-    async with aclosing(transcriber.outputs(sound, OutputKind.DELTA)) as found:
+    async with aclosing(transcriber.outputs(clip, OutputKind.DELTA)) as found:
         async for index, output in found:
             one = output.outputs[0]
             num_output += len(one.token_ids)

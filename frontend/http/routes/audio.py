@@ -31,9 +31,9 @@ async def _answer(state: AppState, http_request: ApiRequest, task: str) -> Respo
     if adapter is not None:
         raise InvalidRequestError("model: transcriptions take no LoRA adapters: name the model itself", "model")
     transcriber = open_transcriber(state.client)
-    sound = await transcriber.read(form.request, f"audio-{http_request.choose_id(None)}")
+    clip = await transcriber.read(form.request, f"audio-{http_request.choose_id(None)}")
     names = TokenNames(state.client.tokenizer)
     if form.streams:
-        events = transcription_events(transcriber, sound, form, names, model)
+        events = transcription_events(transcriber, clip, form, names, model)
         return EventStream(events, state.keep_alive_s)
-    return await whole_transcription(transcriber, sound, form, names)
+    return await whole_transcription(transcriber, clip, form, names)

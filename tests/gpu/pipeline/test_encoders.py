@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tiny_audio_models
 import tiny_dual
 import tiny_phi4
-import tiny_sounds
 import torch
 from tiny_media import picture
 from worker_plans import loaded, worker_config
@@ -58,13 +58,13 @@ def phi4_arrays(seed: int) -> dict[str, Any]:
 FAMILIES = {
     "clip": Family(tiny_dual.make_clip, lambda random: {"pixel_values": normal(random, 1, 3, 30, 30)}, 1),
     "phi4": Family(tiny_phi4.make_phi4, lambda random: phi4_arrays(int(random.integers(99))), 19),
-    "phi4, sounds": Family(
+    "phi4, audio": Family(
         tiny_phi4.make_phi4, lambda random: {"audio_input_features": normal(random, 1, 60, 80)}, 8, "audio"
     ),
     "siglip": Family(tiny_dual.make_siglip, lambda random: {"pixel_values": normal(random, 1, 3, 30, 30)}, 1),
-    # 83 of 100 frames are sound: 42 rows of the encoder, the last of which is also made of frames behind the sound.
+    # 83 of 100 frames have audio: 42 rows of the encoder, the last of which is also made of frames after the clip.
     "qwen2_audio": Family(
-        tiny_sounds.make_qwen2_audio,
+        tiny_audio_models.make_qwen2_audio,
         lambda random: {
             "input_features": normal(random, 1, 20, 100),
             "feature_attention_mask": np.ones((1, 83), dtype=np.int64),
@@ -73,7 +73,7 @@ FAMILIES = {
         "audio",
     ),
     "voxtral": Family(
-        tiny_sounds.make_voxtral, lambda random: {"input_features": normal(random, 1, 20, 100)}, 25, "audio"
+        tiny_audio_models.make_voxtral, lambda random: {"input_features": normal(random, 1, 20, 100)}, 25, "audio"
     ),
 }
 

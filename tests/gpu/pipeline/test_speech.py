@@ -24,18 +24,18 @@ SETTINGS = {"max_num_seqs": 2, "max_model_len": 64, "block_size": 4, "max_num_ba
 NUM_STEPS = 3
 
 
-def sound(seed: int) -> EncoderInput:
+def waveform(seed: int) -> EncoderInput:
     frames = np.random.default_rng(seed).standard_normal((20, 100)).astype(np.float32)
     tensors = {"input_features": MediaTensor("float32", list(frames.shape), Buffer(frames.tobytes()))}
     return EncoderInput(digest_of(tensors), 0, tensors, "audio")
 
 
-SOUNDS = [sound(0), sound(1)]
+CLIPS = [waveform(0), waveform(1)]
 
 
 def media(slots: list[int]) -> StepMedia:
-    """The media of a step in which these requests attend to the sounds of their slots."""
-    chosen = [SOUNDS[slot] for slot in slots]
+    """The media of a step in which these requests attend to the clips of their slots."""
+    chosen = [CLIPS[slot] for slot in slots]
     return StepMedia([], chosen, [], [one.digest for one in chosen], [(slot, at) for at, slot in enumerate(slots)])
 
 
@@ -54,7 +54,7 @@ def computed_on_cpu(path: Path) -> list[Running]:
     config = worker_config(path, **SETTINGS)
     model = loaded(config, is_native=False)
     found = []
-    for slot in range(len(SOUNDS)):
+    for slot in range(len(CLIPS)):
         core = Driver(model, config)
         found.append(admit(core, path, slot))
         core.step(media=media([slot]))
@@ -79,7 +79,7 @@ def test_the_tokens_of_the_cpu(
     path: Path, model: Model, config: ResolvedConfig, stream: Stream, computed_on_cpu: list[Running]
 ) -> None:
     core = driver(model, config, stream)
-    requests = [admit(core, path, slot) for slot in range(len(SOUNDS))]
+    requests = [admit(core, path, slot) for slot in range(len(CLIPS))]
     core.begin(media=media([0, 1]))
     core.run(NUM_STEPS - 1)
     core.executor.drain()

@@ -12,7 +12,7 @@ from octavo.worker_proc.models.audio.whisper import (
     FEATURES,
     WhisperEncoder,
     assemble,
-    sound_of,
+    patches_of,
     whisper_rules,
 )
 from octavo.worker_proc.models.checkpoint import renamed
@@ -46,7 +46,7 @@ class VoxtralTower(WhisperEncoder):
         size = self.num_mels, 2 * self.max_item_rows
         if windows_NCF.shape[1:] != size:
             raise ProtocolError(f"{FEATURES} of shape {windows_NCF.shape}, not windows of {size}")
-        return [sound_of(frames_CF, self.max_item_rows) for frames_CF in windows_NCF]
+        return [patches_of(frames_CF, self.max_item_rows) for frames_CF in windows_NCF]
 
 
 def build(spec: TowerSpec) -> VoxtralTower:

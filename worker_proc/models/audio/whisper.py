@@ -94,7 +94,7 @@ class WhisperEncoder(MediaTower):
         num_rows = self.max_item_rows
         if frames_CF.shape != (self.num_mels, 2 * num_rows):
             raise ProtocolError(f"{FEATURES} of shape {frames_CF.shape}, not {(self.num_mels, 2 * num_rows)}")
-        return [sound_of(frames_CF, num_rows)]
+        return [patches_of(frames_CF, num_rows)]
 
     def put(self, sequences: Sequence[Patches]) -> None:
         """See `MediaTower.put`."""
@@ -111,15 +111,15 @@ class WhisperEncoder(MediaTower):
         frames_CF = np.zeros((self.num_mels, 2 * num_rows), dtype=np.float32)
         return Patches(frames_CF, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows))
 
-    def _convolved(self, frames_CF: Tensor, sound: Patches) -> Tensor:
+    def _convolved(self, frames_CF: Tensor, clip: Patches) -> Tensor:
         """Return the convolved spectrogram, one row per two frames, up to the last row of an audio clip."""
         x = frames_CF.unsqueeze(0)
         for (weight, bias), stride in zip(self.convolutions, (1, 2), strict=True):
             x = gelu(conv1d(x, weight.float(), bias.float(), stride=stride, padding=1))
-        return x[0].T[: len(sound.positions_T)]
+        return x[0].T[: len(clip.positions_T)]
 
 
-def sound_of(frames_CF: Floats, num_rows: int) -> Patches:
+def patches_of(frames_CF: Floats, num_rows: int) -> Patches:
     """Return the first rows of a spectrogram as a sequence of the encoder, with all its results."""
     positions_T = np.arange(num_rows)
     return Patches(frames_CF, positions_T, positions_T)

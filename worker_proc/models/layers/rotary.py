@@ -224,8 +224,8 @@ def _rotary_of(rope: dict[str, Any], config: Mapping[str, Any], head_dim: int) -
 
 def _with_axes(rotary: Rotary, sections: Any, *, is_interleaved: bool) -> AxisRotary:
     """Return the angles of `rotary` on several axes, with `sections` pairs on each."""
-    is_sound = isinstance(sections, list | tuple) and all(type(size) is int and size >= 0 for size in sections)
-    if type(rotary) is not Rotary or not is_sound or len(sections) != NUM_AXES or sum(sections) != rotary.num_pairs:
+    is_valid = isinstance(sections, list | tuple) and all(type(size) is int and size >= 0 for size in sections)
+    if type(rotary) is not Rotary or not is_valid or len(sections) != NUM_AXES or sum(sections) != rotary.num_pairs:
         raise ConfigError(f"config.json: 'mrope_section' is {sections!r} for {rotary.num_pairs} rotated pairs")
     if is_interleaved:  # time, row, column, time, ..., until rows and columns have enough
         axes_C = torch.zeros(rotary.num_pairs, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions` with a language model that reads sounds in its prompts: Voxtral."""
+"""`/v1/audio/transcriptions` with a language model that reads clips in its prompts: Voxtral."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 from media_compare import result, run
-from tiny_sounds import make_qwen2_audio, make_voxtral
-from tiny_whisper import sound, wav
+from tiny_audio_models import make_qwen2_audio, make_voxtral
+from tiny_whisper import wav, waveform
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.http.app import create_app
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "encoder_cache_tokens": 50,  # two windows
     "max_num_encoder_tokens": 30,  # a step encodes one
 }
-FILE = {"file": ("a.wav", wav(sound(1, 2.4)))}
+FILE = {"file": ("a.wav", wav(waveform(1, 2.4)))}
 
 
 async def post(http: httpx.AsyncClient, name: str = "transcriptions", **fields: Any) -> httpx.Response:
@@ -40,7 +40,7 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
     assert "".join(one.get("delta") or "" for one in events) == events[-1]["text"] == answers[""]["text"]
     assert events[-1]["usage"]["input_tokens"] > 3 * 25
     stats = await client.engine_stats()
-    assert stats.num_cached_encoder_tokens == 50 < 3 * 25 <= stats.encoder_tokens, "a sound of more is read"
+    assert stats.num_cached_encoder_tokens == 50 < 3 * 25 <= stats.encoder_tokens, "a clip of more is read"
     for name, fields, param in (
         ("translations", {}, "model"),
         ("transcriptions", {"response_format": "srt"}, "response_format"),
@@ -50,7 +50,7 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
         refused = await post(http, name, **fields)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
     long = await http.post(
-        "/v1/audio/transcriptions", files={"file": ("a.wav", wav(sound(1, 4.2)))}, data={"model": "v"}
+        "/v1/audio/transcriptions", files={"file": ("a.wav", wav(waveform(1, 4.2)))}, data={"model": "v"}
     )
     assert (long.status_code, long.json()["error"]["param"]) == (400, "file")
     assert "it has 125 tokens, and the limit is 124 (--max-model-len)" in long.json()["error"]["message"]

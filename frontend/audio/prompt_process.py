@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from octavo.frontend.audio.phi4 import Phi4Sounds
-from octavo.frontend.audio.process import FEATURES, Samples, SoundDecoder, num_spare_bytes
+from octavo.frontend.audio.phi4 import Phi4AudioProcessor
+from octavo.frontend.audio.process import FEATURES, AudioDecoder, Samples, num_spare_bytes
 from octavo.frontend.audio.voxtral import PLACEHOLDER, windowed_inputs
-from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
+from octavo.frontend.audio.wire import AudioProcessorJob, AudioProcessorSetup, AudioResult, AudioSetup
 from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.phi4 import ARCHITECTURE
 from octavo.frontend.media.result import result_of
@@ -23,17 +23,17 @@ _WINDOWED_BYTES_PER_SECOND = 700_000
 """Additional bytes of memory per second of audio if all windows are processed together."""
 
 
-class SoundProcessor:
+class AudioProcessor:
     """The processor of one model."""
 
-    def __init__(self, setup: SoundSetup) -> None:
+    def __init__(self, setup: AudioProcessorSetup) -> None:
         """Load the processor.
 
         Raises:
             ImportError: soundfile or soxr is missing.
             OSError, ValueError: the files of the processor are missing or invalid.
         """
-        self._decoder = SoundDecoder(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
+        self._decoder = AudioDecoder(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
         import transformers
 
         self._setup, self._window = setup, self._decoder.extractor.n_samples
@@ -47,7 +47,7 @@ class SoundProcessor:
         self.placeholder = str(self._processor.audio_token)
         self.placeholder_id = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
-    def process(self, job: SoundJob) -> Result:
+    def process(self, job: AudioProcessorJob) -> Result:
         """Decode and process an audio clip."""
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
@@ -86,8 +86,8 @@ class SoundProcessor:
         return inputs
 
 
-def _load(setup: SoundSetup) -> Decoder:
-    processor = (Phi4Sounds if setup.architecture == ARCHITECTURE else SoundProcessor)(setup)
+def _load(setup: AudioProcessorSetup) -> Decoder:
+    processor = (Phi4AudioProcessor if setup.architecture == ARCHITECTURE else AudioProcessor)(setup)
     num_bytes = num_spare_bytes(setup.max_seconds)
     if setup.rows_per_window:
         num_bytes += int(setup.max_seconds * _WINDOWED_BYTES_PER_SECOND)
@@ -95,4 +95,4 @@ def _load(setup: SoundSetup) -> Decoder:
 
 
 if __name__ == "__main__":
-    serve(SoundSetup, SoundJob, _load, Result)
+    serve(AudioProcessorSetup, AudioProcessorJob, _load, Result)

@@ -1,4 +1,4 @@
-"""`SoundTranscriber`: transcribes files with a language model that has the audio in its prompt."""
+"""`PromptTranscriber`: transcribes files with a language model that has the audio in its prompt."""
 
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -22,7 +22,7 @@ _LANGUAGE = re.compile("[a-z]{2}")
 
 
 @dataclass(frozen=True, slots=True)
-class WholeSound:
+class PromptClip:
     """A decoded audio clip in the prompt that requests its transcript."""
 
     prompt: TokenizedPrompt
@@ -33,7 +33,7 @@ class WholeSound:
     request_id: str
 
 
-class SoundTranscriber:
+class PromptTranscriber:
     """Transcribes the audio clips of one engine, with one request per clip.
 
     Raises:
@@ -51,7 +51,7 @@ class SoundTranscriber:
             raise InvalidRequestError(f"the model's tokenizer has no {_MARK}: it cannot transcribe", "model")
         self._client, self._prompts = client, client.media
 
-    async def read(self, request: SpeechRequest, request_id: str) -> WholeSound:
+    async def read(self, request: SpeechRequest, request_id: str) -> PromptClip:
         """Decode an audio clip.
 
         Raises:
@@ -70,21 +70,21 @@ class SoundTranscriber:
         made = await self._prompts.of_text(text, [MediaSource("audio", request.file, "file")], adds_special_tokens=True)
         vocab_size = self._client.facts.vocab_size
         prompt = TokenizedPrompt(None, packed_prompt(made.token_ids, vocab_size), media=made.items)
-        return WholeSound(prompt, made.duration_s, request.language or "", request.params, request_id)
+        return PromptClip(prompt, made.duration_s, request.language or "", request.params, request_id)
 
-    async def outputs(self, sound: WholeSound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
+    async def outputs(self, clip: PromptClip, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the outputs, each with index 0, as a clip is one window; see `Transcriber.outputs`."""
-        params = sound.params.clone(output_kind=kind)
-        async with aclosing(self._client.generate(sound.prompt, params, request_id=sound.request_id)) as outputs:
+        params = clip.params.clone(output_kind=kind)
+        async with aclosing(self._client.generate(clip.prompt, params, request_id=clip.request_id)) as outputs:
             async for output in outputs:
                 output.outputs[0].require_whole()
                 yield 0, output
 
-    def segments(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Segment]:
+    def segments(self, clip: PromptClip, outputs: Sequence[RequestOutput]) -> list[Segment]:
         """Raise `InvalidRequestError`: the model draws no timestamps."""
         raise _no_times()
 
-    def words(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Word]:
+    def words(self, clip: PromptClip, outputs: Sequence[RequestOutput]) -> list[Word]:
         """Raise `InvalidRequestError`: the model gives no times of words."""
         raise _no_times()
 

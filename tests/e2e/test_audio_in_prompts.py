@@ -1,4 +1,4 @@
-"""Sounds as rows of prompts: through torch, through deaths of processes, in conversations, and over HTTP."""
+"""Audio clips as rows of prompts: through torch, through deaths of processes, in conversations, and over HTTP."""
 
 import asyncio
 import base64
@@ -13,11 +13,11 @@ import pytest
 import transformers
 from engine_kills import assert_deaths_change_nothing
 from hung_steps import PLUGIN
-from media_compare import GREEDY, compare, result, run, sound_prompt
+from media_compare import GREEDY, audio_prompt, compare, result, run
 from servers import Server, serve
 from source_tree import ROOT
-from tiny_sounds import SOUND, make_qwen2_audio
-from tiny_whisper import RATE, sound, wav
+from tiny_audio_models import AUDIO, make_qwen2_audio
+from tiny_whisper import RATE, wav, waveform
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.protocol import restarts
@@ -27,17 +27,17 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
     "max_num_seqs": 6,
-    "max_num_batched_tokens": 32,  # chunks end inside of sounds, which have up to 25 rows
+    "max_num_batched_tokens": 32,  # chunks end inside of clips, which have up to 25 rows
     "encoder_cache_tokens": 60,  # of which two fit
 }
 PROMPTS = [
-    sound_prompt(f"listen to {SOUND} here", (1, 0.8)),
-    sound_prompt(f"{SOUND}{SOUND}the same twice", (2, 1.0), (2, 1.0)),
-    sound_prompt(f"one {SOUND}, another {SOUND}, and a third {SOUND}", (1, 0.7), (2, 0.5), (3, 0.99)),
-    sound_prompt(f"ends with {SOUND}", (4, 0.03)),
-    sound_prompt("no sound at all"),
+    audio_prompt(f"listen to {AUDIO} here", (1, 0.8)),
+    audio_prompt(f"{AUDIO}{AUDIO}the same twice", (2, 1.0), (2, 1.0)),
+    audio_prompt(f"one {AUDIO}, another {AUDIO}, and a third {AUDIO}", (1, 0.7), (2, 0.5), (3, 0.99)),
+    audio_prompt(f"ends with {AUDIO}", (4, 0.03)),
+    audio_prompt("no sound at all"),
 ]
-RENDERED = f"<|user|>\n<|audio_bos|>{SOUND}<|audio_eos|>what is it?<|turn_end|>\n<|assistant|>\n"
+RENDERED = f"<|user|>\n<|audio_bos|>{AUDIO}<|audio_eos|>what is it?<|turn_end|>\n<|assistant|>\n"
 QUESTION = {"type": "text", "text": "what is it?"}
 
 
@@ -60,8 +60,8 @@ def test_the_torch_kernels(path: Path) -> None:
 
 
 def test_the_forms_of_a_sound(llm: LLM) -> None:
-    """Samples with their rate, samples at the model's, and a file are one sound, also in a conversation."""
-    samples = np.round(sound(6) * 32767).astype(np.float32) / 32768
+    """Samples with their rate, samples at the model's, and a file are one clip, also in a conversation."""
+    samples = np.round(waveform(6) * 32767).astype(np.float32) / 32768
     file = wav(samples * 32768 / 32767)
     url = "data:audio/wav;base64," + base64.b64encode(file).decode()
     given = [(samples, RATE), samples, [samples], samples.astype(np.float64), [(samples, RATE)], file, [url]]
@@ -76,34 +76,34 @@ def test_the_forms_of_a_sound(llm: LLM) -> None:
     assert [result(one) for one in outputs] == [result(outputs[0])] * 10
     uuids = [
         {"prompt": RENDERED, "multi_modal_data": data, "multi_modal_uuids": {"audio": ["six"]}}
-        for data in ({"audio": samples}, {}, {"audio": sound(1)})
+        for data in ({"audio": samples}, {}, {"audio": waveform(1)})
     ]
     assert [result(run(llm, one)[0]) for one in uuids] == [result(outputs[0])] * 3
 
 
 def test_what_is_refused(llm: LLM, path: Path) -> None:
     audio = [
-        (b"no sound", "not audio"),
-        (wav(sound(1))[:40], "audio"),
+        (b"no audio", "not audio"),
+        (wav(waveform(1))[:40], "audio"),
         (np.zeros(0, dtype=np.float32), "no samples"),
         (np.zeros(100, dtype=np.float32), "100 samples, too few for a token"),
-        ((sound(1, 1.2), RATE), "longer than the 1 seconds that the model reads at once"),
+        ((waveform(1, 1.2), RATE), "longer than the 1 seconds that the model reads at once"),
         (np.array([np.nan], dtype=np.float32), "not finite"),
-        ((sound(1), "fast"), "sampling rate is 'fast'"),
+        ((waveform(1), "fast"), "sampling rate is 'fast'"),
         (np.zeros((2, 300), dtype=np.float32), "ndarray; expected"),
         (np.zeros(300, dtype=np.int16), "ndarray; expected"),
     ]
     for value, message in audio:
         with pytest.raises(InvalidRequestError, match=message) as caught:
-            run(llm, {"prompt": SOUND, "multi_modal_data": {"audio": value}})
+            run(llm, {"prompt": AUDIO, "multi_modal_data": {"audio": value}})
         assert caught.value.param == "multi_modal_data['audio'][0]"
     for one, message in (
-        (sound_prompt("no mark", (1, 0.5)), "0 placeholders of sounds for 1 sounds"),
+        (audio_prompt("no mark", (1, 0.5)), "0 placeholders of audio clips for 1 audio clips"),
         (
-            {"prompt": SOUND, "multi_modal_data": {"image": b""}},
-            r"has \['image'\]; this model takes \{'audio': sound\}",
+            {"prompt": AUDIO, "multi_modal_data": {"image": b""}},
+            r"has \['image'\]; this model takes \{'audio': audio clip\}",
         ),
-        ({**sound_prompt(SOUND, (1, 0.5)), "mm_processor_kwargs": {"truncation": True}}, "sounds take none"),
+        ({**audio_prompt(AUDIO, (1, 0.5)), "mm_processor_kwargs": {"truncation": True}}, "audio clips take none"),
     ):
         with pytest.raises(InvalidRequestError, match=message):
             run(llm, one)
@@ -117,16 +117,16 @@ def test_what_is_refused(llm: LLM, path: Path) -> None:
 
 
 def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sounds are encoded again from their spectrograms."""
+    """Audio clips are encoded again from their spectrograms."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
     async def main() -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS, logits_processors=[PLUGIN]) as client:
             params = SamplingParams(temperature=0.9, max_tokens=60, ignore_eos=True, logprobs=1)
-            text = f"request {SOUND} of {SOUND}."
+            text = f"request {AUDIO} of {AUDIO}."
             await assert_deaths_change_nothing(
-                client, lambda seed: sound_prompt(text, (seed % 4, 0.5), (seed % 3, 0.9)), params
+                client, lambda seed: audio_prompt(text, (seed % 4, 0.5), (seed % 3, 0.9)), params
             )
 
     asyncio.run(main())
@@ -135,7 +135,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("sounds") / "one.wav"
-    file.write_bytes(wav(sound(1)))
+    file.write_bytes(wav(waveform(1)))
     return file
 
 
@@ -188,8 +188,8 @@ def test_chat_completions(server: Server, file: Path) -> None:
         ([{"type": "audio_url", "audio_url": {"url": "http://127.0.0.1:1/a.wav"}}], 0, "no public address"),
         ([{"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}], 0, "no such file in the directory"),
         ([{"type": "audio_url"}], 0, "audio_url is missing"),
-        ([QUESTION, image], 1, "this model reads sounds and no images"),
-        ([given] * 3, 2, "has 3 sounds, and the limit is 2"),
+        ([QUESTION, image], 1, "this model reads audio clips and no images"),
+        ([given] * 3, 2, "has 3 audio clips, and the limit is 2"),
     ):
         refused = chat(server, *parts)
         assert refused.status_code == 400, refused.text

@@ -1,4 +1,4 @@
-"""`GivenMedia`: makes results from rows that callers have computed, so that no encoder runs.
+"""`PrecomputedMedia`: makes results from rows that callers have computed, so that no encoder runs.
 
 The tokens around the rows are learned from the model's processor, which is given an empty item. The run of placeholders
 in its output is then extended or shortened to the number of rows.
@@ -9,20 +9,20 @@ from typing import Any
 
 from octavo.frontend.generation.tensors import RowsForm, decode_tensor
 from octavo.frontend.media.download import MediaError
-from octavo.frontend.media.given import GRID, KEYS, GivenRows, whole_numbers
 from octavo.frontend.media.kinds import token_id_of
+from octavo.frontend.media.precomputed import GRID, KEYS, PrecomputedRows, whole_numbers
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Result
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import GIVEN, NUM_AXES, Kind, MediaTensor, digest_of
+from octavo.protocol.media import NUM_AXES, PRECOMPUTED_ROWS, Kind, MediaTensor, digest_of
 
 _MAX_GRID_CHARS = 2**15
 """Limit of base64 characters: a file that holds a tensor of a few numbers."""
 
 
-class GivenMedia:
+class PrecomputedMedia:
     """Makes results from rows that callers have computed, in the form in which processes make them from files.
 
     Args:
@@ -36,7 +36,7 @@ class GivenMedia:
         self._width = config.media_row_width
         self._processor = processor
 
-    async def result(self, kind: Kind, given: GivenRows) -> Result:
+    async def result(self, kind: Kind, item: PrecomputedRows) -> Result:
         """Return the result of an item.
 
         Raises:
@@ -46,12 +46,12 @@ class GivenMedia:
             raise MediaError("this engine takes no embeddings of media: start it with --enable-mm-embeds")
         probe, placeholder = await self._processor.empty(kind), await self._processor.placeholder(kind)
         try:
-            tensor, num_rows, grid = await asyncio.to_thread(self._read, kind, given, needs_grid=bool(probe.grid))
+            tensor, num_rows, grid = await asyncio.to_thread(self._read, kind, item, needs_grid=bool(probe.grid))
         except InvalidRequestError as error:
             raise MediaError(error.message) from None
         row_id = token_id_of(self._facts, kind)
         replacement, token_ids = _around(probe, placeholder, row_id, num_rows, self._facts.architecture)
-        tensors = {GIVEN: tensor}
+        tensors = {PRECOMPUTED_ROWS: tensor}
         return Result(
             replacement=replacement,
             token_ids=token_ids,
@@ -61,36 +61,36 @@ class GivenMedia:
             grid=grid,
         )
 
-    def _read(self, kind: Kind, given: GivenRows, *, needs_grid: bool) -> tuple[MediaTensor, int, list[int]]:
+    def _read(self, kind: Kind, item: PrecomputedRows, *, needs_grid: bool) -> tuple[MediaTensor, int, list[int]]:
         """Return the rows in the model's dtype, their number, and their grid."""
         most = self._media.max_item_tokens
         form = RowsForm(KEYS[kind], self._width, most, "--encoder-cache-tokens")
-        rows = form.checked(form.decode(given.rows) if isinstance(given.rows, str) else given.rows)
+        rows = form.checked(form.decode(item.rows) if isinstance(item.rows, str) else item.rows)
         if len(rows) > most:
             raise InvalidRequestError(f"{form.field} has {len(rows)} rows, and the limit is {most} ({form.limit})")
-        grid = self._grid(given.grid, len(rows), is_needed=needs_grid)
+        grid = self._grid(item.grid, len(rows), is_needed=needs_grid)
         data = form.data(rows, self._dtype)
         return MediaTensor(self._dtype, [len(rows), self._width], Buffer(data)), len(rows), grid
 
-    def _grid(self, given: Any, num_rows: int, *, is_needed: bool) -> list[int]:
+    def _grid(self, sizes: Any, num_rows: int, *, is_needed: bool) -> list[int]:
         """Return the grid of the rows as (frames, rows, columns). `[]` if the rows have no grid."""
-        if given is None or not is_needed:
-            if is_needed or given is not None:
+        if sizes is None or not is_needed:
+            if is_needed or sizes is not None:
                 raise InvalidRequestError(
                     f"{self._facts.architecture} needs {GRID} beside the rows"
                     if is_needed
                     else f"{self._facts.architecture} takes no {GRID}: leave it out"
                 )
             return []
-        if isinstance(given, str):
-            if len(given) > _MAX_GRID_CHARS:
-                raise InvalidRequestError(f"{GRID} has {len(given)} characters of base64: send three numbers")
-            given = decode_tensor(given, GRID)
-        numbers = whole_numbers(given)
+        if isinstance(sizes, str):
+            if len(sizes) > _MAX_GRID_CHARS:
+                raise InvalidRequestError(f"{GRID} has {len(sizes)} characters of base64: send three numbers")
+            sizes = decode_tensor(sizes, GRID)
+        numbers = whole_numbers(sizes)
         merge_size = int(self._facts.hf_config.get("vision_config", {}).get("spatial_merge_size") or 2)
         grid = [numbers[0], *[number // merge_size for number in numbers[1:]]]
-        is_sound = len(numbers) == NUM_AXES and min(grid) > 0 and not any(one % merge_size for one in numbers[1:])
-        if not is_sound or grid[0] != 1 or grid[1] * grid[2] != num_rows:
+        is_valid = len(numbers) == NUM_AXES and min(grid) > 0 and not any(one % merge_size for one in numbers[1:])
+        if not is_valid or grid[0] != 1 or grid[1] * grid[2] != num_rows:
             raise InvalidRequestError(
                 f"{GRID} is {_short(numbers)} for {num_rows} rows: expected [1, height, width] in patches, of which "
                 f"squares of {merge_size} x {merge_size} are a row"

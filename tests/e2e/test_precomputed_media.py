@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tiny_audio_models
 import tiny_media
-import tiny_sounds
 import tiny_whisper
 import torch
 from engine_kills import assert_deaths_change_nothing
@@ -139,7 +139,7 @@ def test_conversations_caches_and_refusals(llava: Path) -> None:
         ):
             with pytest.raises(InvalidRequestError, match=rf"messages\[0\].content\[1\].*{message}"):
                 ask(part(value))
-        with pytest.raises(InvalidRequestError, match="no sounds"):
+        with pytest.raises(InvalidRequestError, match="no audio clips"):
             ask({"type": "audio_embeds", "audio_embeds": rows()})
 
 
@@ -174,9 +174,9 @@ def test_models_and_engines_that_take_none(tmp_path: Path, llava: Path) -> None:
         LLM(str(tiny_whisper.make_whisper(tmp_path / "whisper")), dtype="float32", enable_mm_embeds=True)
 
 
-def test_sounds(tmp_path: Path) -> None:
-    path = tiny_sounds.make_qwen2_audio(tmp_path)
-    text = f"hear {tiny_sounds.SOUND} now"
+def test_audio_in_prompts(tmp_path: Path) -> None:
+    path = tiny_audio_models.make_qwen2_audio(tmp_path)
+    text = f"hear {tiny_audio_models.AUDIO} now"
     with LLM(str(path), **SETTINGS, max_audio_seconds=0.5) as llm:  # of files and samples, not of rows
         outputs = [
             run(llm, {"prompt": text, "multi_modal_data": {"audio": audio}})[0]

@@ -17,7 +17,7 @@ _MAX_NUMBERS = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GivenRows:
+class PrecomputedRows:
     """An item as the caller has sent it."""
 
     rows: Any
@@ -28,7 +28,7 @@ class GivenRows:
     no grid."""
 
 
-def given_part(value: Any, key: str, path: str) -> GivenRows:
+def precomputed_part(value: Any, key: str, path: str) -> PrecomputedRows:
     """Return the item of a message part such as {"type": "image_embeds", "image_embeds": base64}.
 
     Args:
@@ -40,16 +40,16 @@ def given_part(value: Any, key: str, path: str) -> GivenRows:
         InvalidRequestError: an object has keys other than the rows and their grid.
     """
     if not isinstance(value, Mapping):
-        return GivenRows(value)
+        return PrecomputedRows(value)
     known = {key, GRID} if key == KEYS["image"] else {key}
     if (unknown := value.keys() - known) or value.get(key) is None:
         found = f"has {', '.join(sorted(unknown))}" if unknown else f"has no {key}"
         raise InvalidRequestError(f"{path}.{key} {found}; octavo knows {', '.join(sorted(known))}", path)
-    return GivenRows(value[key], value.get(GRID))
+    return PrecomputedRows(value[key], value.get(GRID))
 
 
-def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[Any]:
-    """Return the items of a value of `multi_modal_data`; tensors, and objects with rows, become `GivenRows`.
+def precomputed_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[Any]:
+    """Return the items of a value of `multi_modal_data`; tensors, and objects with rows, become `PrecomputedRows`.
 
     A tensor of shape (items, rows, hidden size) holds several items. So does a tensor of shape (rows, hidden size) with
     several grids.
@@ -69,7 +69,7 @@ def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[A
         return _divided(value, kind, path) if isinstance(value, Mapping) else _divided({KEYS[kind]: value}, kind, path)
     several = [value] if is_one else value
     return [
-        one if not _has_rows(one) else given_part(one, KEYS[kind], f"{path}[{place}]")
+        one if not _has_rows(one) else precomputed_part(one, KEYS[kind], f"{path}[{place}]")
         for place, one in enumerate(several)
     ]
 
@@ -81,19 +81,19 @@ def _has_rows(value: Any) -> bool:
     return hasattr(value, "layout") and hasattr(value, "detach") and value.ndim > 1
 
 
-def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
+def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[PrecomputedRows]:
     """Return the items that one tensor holds."""
-    given = given_part(value, KEYS[kind], path)
-    rows = given.rows
+    item = precomputed_part(value, KEYS[kind], path)
+    rows = item.rows
     num_axes = rows.ndim if hasattr(rows, "layout") and is_dense(rows) else 0
-    if given.grid is None or isinstance(given.grid, str):
-        return [GivenRows(one) for one in rows] if num_axes == 3 and given.grid is None else [given]
-    numbers = whole_numbers(given.grid)
+    if item.grid is None or isinstance(item.grid, str):
+        return [PrecomputedRows(one) for one in rows] if num_axes == 3 and item.grid is None else [item]
+    numbers = whole_numbers(item.grid)
     grids = [numbers[at : at + NUM_AXES] for at in range(0, len(numbers), NUM_AXES)]
     if num_axes == 3 and len(grids) == len(rows):
-        return [GivenRows(one, grid) for one, grid in zip(rows, grids, strict=True)]
+        return [PrecomputedRows(one, grid) for one, grid in zip(rows, grids, strict=True)]
     if len(grids) == 1:
-        return [GivenRows(rows, grids[0])]
+        return [PrecomputedRows(rows, grids[0])]
     sizes = [math.prod(grid) for grid in grids]
     lengths = [len(rows) * size // max(1, sum(sizes)) for size in sizes] if num_axes == 2 else []
     if num_axes != 2 or min(sizes, default=0) < 1 or sum(lengths) != len(rows):
@@ -102,7 +102,7 @@ def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
             "size), or an object for each item",
             path,
         )
-    return [GivenRows(one, grid) for one, grid in zip(rows.split(lengths), grids, strict=True)]
+    return [PrecomputedRows(one, grid) for one, grid in zip(rows.split(lengths), grids, strict=True)]
 
 
 def whole_numbers(grid: Any) -> list[int]:

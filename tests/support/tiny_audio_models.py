@@ -9,7 +9,7 @@ from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 from tiny_whisper import RATE, SECONDS
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
-SOUND = "<|AUDIO|>"
+AUDIO = "<|AUDIO|>"
 ENCODER: dict[str, Any] = {
     "d_model": 48,
     "encoder_layers": 2,
@@ -37,7 +37,7 @@ def template(mark: str) -> str:
 
 def make_qwen2_audio(directory: Path) -> Path:
     """Write a Qwen2-Audio: two results of its encoder, each of two frames, are a row."""
-    tokenizer = _tokenizer("<|audio_bos|>", "<|audio_eos|>", image=SOUND)
+    tokenizer = _tokenizer("<|audio_bos|>", "<|audio_eos|>", image=AUDIO)
     config = transformers.Qwen2AudioConfig(
         audio_config=transformers.Qwen2AudioEncoderConfig(**ENCODER),
         text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
@@ -46,13 +46,13 @@ def make_qwen2_audio(directory: Path) -> Path:
     processor = transformers.Qwen2AudioProcessor(
         feature_extractor=transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS),
         tokenizer=tokenizer,
-        chat_template=template(f"<|audio_bos|>{SOUND}<|audio_eos|>"),
+        chat_template=template(f"<|audio_bos|>{AUDIO}<|audio_eos|>"),
     )
     return _write(directory, transformers.Qwen2AudioForConditionalGeneration(config), processor)
 
 
 def make_voxtral(directory: Path) -> Path:
-    """Write a Voxtral: two results of its encoder, side by side, are a row; a sound is whole windows."""
+    """Write a Voxtral: two results of its encoder, side by side, are a row; a clip is whole windows."""
     tokenizer = _tokenizer("[BEGIN_AUDIO]", "[TRANSCRIBE]", "[INST]", "[/INST]", image="[AUDIO]")
     own = {"num_mel_bins": 20, "max_source_positions": ENCODER["max_source_positions"]}
     sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
