@@ -1,4 +1,4 @@
-"""What attention of a prompt should take on a GPU, by arithmetic; measures nothing. Prints the tables of docs/gpu.md.
+"""What attention of a prompt should take on a GPU, by arithmetic. Prints the tables of docs/gpu-kernels.md.
 
 The instructions are counted in the machine code for Hopper, for heads of 128 dimensions;
 `tests/kernels/test_kernel_instructions.py` compares them. Rates are those of `gpu_estimates`, or assumed, as noted.

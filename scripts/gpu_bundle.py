@@ -117,8 +117,8 @@ Every cell is in `gpu_first_look.json` as soon as it is over. Look at these firs
 2. `row counts of cuBLAS that agree`: 100 % for a weight means that cuBLAS multiplies it with every row count.
 3. The profile of each decode. The kernels in the first lines are what to improve. If the kernels take much less time
    than the step, the GPU waits for the host.
-4. The percentages of the ceilings, beside the estimates in `docs/gpu.md`. Where they are far apart the estimate is
-   wrong, or the kernel is: look at its row of the profile.
+4. The percentages of the ceilings, compared with the estimates in `docs/gpu-kernels.md`. Where they are far apart, the
+   estimate is wrong, or the kernel is: look at its row of the profile.
 5. `octavo, early`: the time of a layer whose kernels begin before the kernel ahead of them ends. If it is shorter, and
    no bits differ, run the tests of section 2 with `OCTAVO_EARLY_LAUNCH=1`.
 6. `GPU idle under this load`, with the gaps between tokens: what the three processes add.

@@ -1,4 +1,4 @@
-"""What decodes should take on a GPU, by arithmetic; measures nothing. Prints the tables of docs/gpu.md.
+"""What decodes should take on a GPU, by arithmetic. Prints the tables of docs/gpu-kernels.md.
 
 Work is divided by `gpu_plan` itself. The instructions are counted in the machine code for Hopper, for heads of 128
 dimensions; `tests/kernels/test_kernel_instructions.py` compares them. Rates are those of `gpu_estimates`, or assumed.
@@ -31,7 +31,7 @@ NUM_READS = 5
 OUTSIDE_KERNELS = 7
 """Kernels of a decode outside its layers, without the product with the output weight and the seven of sampling."""
 SAMPLING_S, SAMPLED_ROW_S = 21e-6, 33e-6 / 64
-"""Seconds of sampling for a step, and for a row of 152 k logits, with temperature: see docs/gpu.md."""
+"""Seconds of sampling for a step, and for a row of 152 k logits, with temperature: see docs/gpu-kernels.md."""
 DECODE_LIBRARY_SHARE = 0.9
 """Fraction of the bandwidth that cuBLAS reaches in products with few rows. Assumed."""
 

@@ -1,4 +1,4 @@
-"""What our own products should take on a GPU, by arithmetic; measures nothing. Prints the table of docs/gpu.md.
+"""What our own products should take on a GPU, by arithmetic. Prints the table of docs/gpu-kernels.md.
 
 The tiles, programs and stages are those that `kernels/linear/gpu_tiles.py` chooses. The instructions are counted in the
 machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them. The rates of the hardware are the

@@ -1,4 +1,4 @@
-"""What mixtures of experts should take on a GPU, by arithmetic; measures nothing. Prints the tables of docs/gpu.md.
+"""What mixtures of experts should take on a GPU, by arithmetic. Prints the tables of docs/gpu-kernels.md.
 
 Tokens are routed at random, evenly. The tiles are those of `kernels/experts/gpu.py`. The instructions are counted in
 the machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them. Rates of Hopper are those of

@@ -1,4 +1,4 @@
-"""What latent attention should take on a GPU, by arithmetic; measures nothing. Prints the table of docs/gpu.md.
+"""What latent attention should take on a GPU, by arithmetic. Prints the table of docs/gpu-kernels.md.
 
 The instructions are counted in the machine code for Hopper; `tests/kernels/test_kernel_instructions.py` compares them.
 Rates are those of `gpu_estimates`, or assumed.

@@ -1,5 +1,5 @@
-"""What products with quantized weights should take on a GPU, by arithmetic; measures nothing. Prints the table of
-docs/gpu.md.
+"""What products with quantized weights should take on a GPU, by arithmetic. Prints the table of
+docs/gpu-kernels.md.
 
 Tiles and splits are those of `kernels/linear/gpu_quantized.py`. The instructions are counted in the machine code for
 Hopper; `tests/kernels/test_quantized_instructions.py` compares them. Other rates are those of `gpu_estimates`.

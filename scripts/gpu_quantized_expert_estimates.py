@@ -1,5 +1,5 @@
-"""What mixtures of experts with quantized weights should take on a GPU, by arithmetic; measures nothing. Prints the
-tables of docs/gpu.md.
+"""What mixtures of experts with quantized weights should take on a GPU, by arithmetic. Prints the
+tables of docs/gpu-kernels.md.
 
 Tokens are routed as in `gpu_expert_estimates`; blocks of inputs take as long as in `gpu_quantized_estimates`.
 """

@@ -1,4 +1,4 @@
-"""What recurrences should take on a GPU, by arithmetic; measures nothing. Prints the table of docs/gpu.md.
+"""What recurrences should take on a GPU, by arithmetic. Prints the table of docs/gpu-kernels.md.
 
 The tiles are those of `kernels/gpu_recurrence.py`. The instructions are counted in the machine code for Hopper;
 `tests/kernels/test_kernel_instructions.py` compares them. Other rates are those of `gpu_estimates`.

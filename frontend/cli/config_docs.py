@@ -22,8 +22,8 @@ kernels, default `~/.cache/octavo`), `CXX` (the C++ compiler of the kernels; def
 `OCTAVO_LOG_LEVEL`, `OCTAVO_API_KEY` or else `VLLM_API_KEY` (the same as `--api-key`), `OCTAVO_CHECK=1` (the core
 verifies its state after every step), `OCTAVO_GROUP_SECRET_KEY` (the text of a file for `--group-secret-key-file`),
 `OCTAVO_EARLY_LAUNCH=1` (GPU kernels may begin before the kernel ahead of them ends: see
-[gpu.md](gpu.md#launches-before-the-kernel-ahead-ends)), `OCTAVO_ONE_SHOT_ALL_REDUCE=1` (GPUs add up small tensors
-without NCCL: see [gpu.md](gpu.md#sums-over-gpus)), `HF_HUB_OFFLINE=1` (never access the model hub).
+[gpu-kernels.md](gpu-kernels.md#early-launches)), `OCTAVO_ONE_SHOT_ALL_REDUCE=1` (GPUs add up small tensors
+without NCCL: see [gpu-kernels.md](gpu-kernels.md#sums-over-gpus)), `HF_HUB_OFFLINE=1` (never access the model hub).
 
 Exit codes of `octavo`: 0 for success, also after Ctrl-C on a server that was ready; 1 for a failure, with the cause on
 the last line; 2 for a wrong command line; 128 + N if signal N ended it before it was ready.

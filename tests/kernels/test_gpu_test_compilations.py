@@ -36,8 +36,9 @@ MOST = {
     "test_sampling.py": 30,
     "test_varlen_attention.py": 20,
 }
-"""A file that needs more has a parameter too many that kernels are compiled for; docs/gpu.md has the arithmetic. There
-is a third more room than was counted: a test ends at its first wrong result, and results are whatever memory holds."""
+"""Limits of compilations by file, a third above the counted number: a test ends at its first wrong result, and results
+are whatever memory holds. A file that needs more has a parameter too many that kernels are compiled for.
+docs/gpu-kernels.md has the arithmetic."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""scripts/gpu_*estimates: docs/gpu.md has their tables, and the goals are within reach."""
+"""scripts/gpu_*estimates: docs/gpu-kernels.md has their tables, and the goals are within reach."""
 
 import gpu_attention_estimates
 import gpu_decode_estimates
@@ -15,7 +15,7 @@ from source_tree import ROOT
 
 
 def test_the_documented_tables_are_the_current_ones() -> None:
-    documented = (ROOT / "docs" / "gpu.md").read_text()
+    documented = (ROOT / "docs" / "gpu-kernels.md").read_text()
     assert gpu_estimates.table("H200") in documented
     assert gpu_estimates.epilogue_table("H200") in documented
     assert gpu_estimates.rank_table("H200") in documented
@@ -76,7 +76,7 @@ def test_decodes_read_shared_keys_once() -> None:
 
 
 def test_the_documented_gain_of_early_launches_is_the_current_one() -> None:
-    documented = (ROOT / "docs" / "gpu.md").read_text().partition("## Launches before")[2].partition("##")[0]
+    documented = (ROOT / "docs" / "gpu-kernels.md").read_text().partition("## Early launches")[2].partition("##")[0]
     for model in gpu_estimates.MODELS:
         for is_early in (False, True):
             share = gpu_estimates.layers_share(model, 64, "H200", is_early=is_early)
