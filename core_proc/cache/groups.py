@@ -140,14 +140,15 @@ class CacheGroups:
         self.max_chunk = min(limits, default=0)
         """Most tokens of one request in one step; 0: no limit."""
         # Decodes are not prompt chunks: only the token budget of the step limits them.
-        max_decode_tokens = max(1 + max_draft_tokens, max_decode_steps)
-        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, max_decode_tokens))
+        max_decode_tokens = min(max_step_tokens, max(1 + max_draft_tokens, max_decode_steps))
+        # A decoding request passes blocks while it fills its last one, but frees them only after it has got more.
+        max_new_tokens = max(min([max_step_tokens, *limits]), block_size - 1 + max_decode_tokens)
         self.block_size = block_size
         self.full = [index for index, spec in enumerate(specs) if spec.kind == "full"]
         """Indices of the groups that keep every token."""
         self.windowed = [
             WindowedGroup(
-                index, spec.window, spec.kind == "chunk", block_size, _max_held(spec, block_size, max_step_tokens)
+                index, spec.window, spec.kind == "chunk", block_size, _max_held(spec, block_size, max_new_tokens)
             )
             for index, spec in enumerate(specs)
             if spec.kind != "full"
@@ -201,8 +202,7 @@ class CacheGroups:
         return min(low * self.block_size, max_model_len)
 
 
-def _max_held(spec: CacheGroupSpec, block_size: int, max_step_tokens: int) -> int:
-    # Consecutive tokens touch the most blocks if the first token is the last one of its block. A decoding request gets
-    # its next block before it frees one, as if a step computed a complete block.
-    num_tokens = spec.window - 1 + max(max_step_tokens, block_size)
+def _max_held(spec: CacheGroupSpec, block_size: int, max_new_tokens: int) -> int:
+    # Consecutive tokens touch the most blocks if the first token is the last one of its block.
+    num_tokens = spec.window - 1 + max_new_tokens
     return (num_tokens + block_size - 2) // block_size + 1

@@ -303,8 +303,13 @@ class PrefixCache:
             self.states.end_plan()
         for request in self._advanced:
             self._free_passed_blocks(request)
-        # Once uncertain tokens are known, more blocks are outside.
-        self._advanced = {request: None for request in self._advanced if request.num_uncertain_tokens}
+        self._advanced = {request: None for request in self._advanced if self._passes_blocks(request)}
+
+    def _passes_blocks(self, request: Request) -> bool:
+        """Return whether a request may pass more of its blocks before `extend` is called again: once its uncertain
+        tokens are known, or while it fills spare blocks, which it keeps if these tokens do not materialize."""
+        num_spare_tokens = request.num_blocks * self.block_size - request.num_computed_tokens
+        return request.num_uncertain_tokens > 0 or num_spare_tokens >= self.block_size
 
     def _free_passed_blocks(self, request: Request) -> None:
         position = request.num_computed_tokens - request.num_uncertain_tokens

@@ -148,6 +148,35 @@ def test_blocks_outside_windows_are_freed_after_a_vain_attempt_to_interrupt(num_
     assert firsts[0] == firsts[1]
 
 
+def test_blocks_outside_windows_are_freed_while_spare_blocks_of_an_interrupted_plan_are_filled() -> None:
+    engine = interrupted(1, [1, 2, 3], max_steps=16)
+    request, (window,) = engine.scheduler.running.first, engine.scheduler.cache.groups.windowed
+    engine.plan()  # the prompt of b
+    engine.commit()
+    num_blocks = request.num_blocks
+    while request.num_blocks * 4 - request.num_computed_tokens > 4:
+        engine.plan()
+        assert request.first_blocks[1] == window.first_block(request.num_computed_tokens - 1)
+        engine.commit()
+    assert request.num_blocks == num_blocks and request.first_blocks[1] > 1
+
+
+def test_several_steps_may_begin_at_the_end_of_a_block() -> None:
+    """The request has passed blocks since it began this block, and holds them until the next plan."""
+    windows = (CacheGroupSpec(kind="window", window=3, num_layers=1, block_bytes=1000),)
+    limits = {"block_size": 8, "num_scheduler_steps": 10, "max_num_batched_tokens": 10, "max_num_seqs": 1}
+    engine = FakeEngine(64, windows, async_scheduling=False, **limits)
+    engine.submit("a", [1] * 8, 40)
+    engine.submit("b", [2] * 8, 4)
+    while not engine.plans or engine.plans[-1].scheduled[0].start < 14:
+        engine.turn()
+    engine.abort("b")
+    engine.commit()
+    engine.plan()
+    assert engine.plans[-1].num_steps == 10
+    engine.run()
+
+
 @pytest.mark.parametrize(("groups", "changes"), [(STATES, {}), (WINDOWS, {"world_size": 2})])
 def test_a_new_request_waits_for_workers_that_are_not_interrupted(groups, changes) -> None:
     engine = FakeEngine(64, groups, num_scheduler_steps=4, **changes)
