@@ -58,7 +58,7 @@ FORK_SERVER = -1
 async def wait_for_progress(client: AsyncClient) -> None:
     """Wait until every request that may have run on the workers which were just lost has got past that place.
 
-    Who kills twice in between makes a request look guilty (docs/reliability.md). Two steps may have been in flight.
+    Who kills twice in between makes a request look guilty (docs/stress.md). Two steps may have been in flight.
     """
     lost = (await client.snapshot()).requests
     ran = [one for place, one in enumerate(lost) if place < SETTINGS["max_num_seqs"] or one.num_output_tokens]

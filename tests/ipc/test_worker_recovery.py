@@ -139,7 +139,7 @@ def wait_for_progress(client: SocketClient, asked: dict[str, tuple[list[int], in
     """Receive until each request that may run has ended, or has got past where its workers were lost.
 
     That place is at most two tokens further than what had been said by then, as two steps are in flight. Who kills
-    twice in between makes a request look guilty (docs/reliability.md).
+    twice in between makes a request look guilty (docs/stress.md).
     """
     before = outputs_of(client, asked)
     running = list(before)[:num_seqs]
