@@ -17,7 +17,7 @@ from octavo.frontend.core_connection import CoreConnection
 from octavo.frontend.loop_socket import Slices
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.request_stream import RequestStream
-from octavo.frontend.utility_calls import UtilityCalls
+from octavo.frontend.utility_calls import UtilityCalls, error_of
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.codec import Frame
 from octavo.protocol.curve import ClientKeys
@@ -190,7 +190,8 @@ class CoreLink(CoreConnection):
         Raises:
             EngineDeadError: the engine is gone for good.
             InvalidRequestError: a value cannot be encoded.
-            RequestFailedError: the call failed, or no reply came in time.
+            OctavoError: the call failed; `error_of` maps the cause to a type.
+            RequestFailedError: no reply came in time.
         """
         if self.failure:
             raise self.failure
@@ -205,7 +206,7 @@ class CoreLink(CoreConnection):
         finally:
             self._calls.remove(call)
         if isinstance(result, CallFailed):
-            raise RequestFailedError(result.message)
+            raise error_of(result)
         return result
 
     def fail_rest(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from octavo.frontend.engine_set import EngineSet
 from octavo.frontend.weight_upload import Tensors, link_files, write_weights
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import InvalidRequestError, OctavoError, RequestFailedError
+from octavo.protocol.errors import ConflictError, InvalidRequestError, OctavoError, RequestFailedError
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.weights import (
     WAKE_TAGS,
@@ -34,7 +34,6 @@ from octavo.protocol.weights import (
     Transfer,
     TransferGroup,
     UpdateWeights,
-    WakeTag,
     WakeUp,
     WeightsCall,
     WeightsStatus,
@@ -49,6 +48,8 @@ CALL_TIMEOUT_S = 3600.0
 """Timeout in seconds: an update reads a complete checkpoint, and a pause may wait for requests to finish."""
 
 PAUSE_MODES: tuple[PauseMode, ...] = ("abort", "wait", "keep")
+SCHEDULING = "scheduling"
+"""vLLM's wake-up tag for `sleep(level=0)`: no memory has to come back."""
 IN_FLIGHT_MODES: tuple[InFlightMode, ...] = ("recompute", "continue")
 
 Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Transfer"
@@ -83,16 +84,17 @@ class LiveWeights:
     async def sleep(self, level: int, mode: PauseMode) -> None:
         """See `AsyncClient.sleep`."""
         _require_one_of("mode", mode, PAUSE_MODES)
-        if level not in (1, 2):
-            raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", "level")
-        await self._each(Sleep(level, mode))
+        if level not in (0, 1, 2):
+            raise InvalidRequestError(f"level must be 0, 1 or 2, got {level!r}", "level")
+        await self._each(Sleep(level, mode) if level else PauseGeneration(mode, clear_cache=False))
 
-    async def wake_up(self, tags: Iterable[WakeTag] | None) -> None:
+    async def wake_up(self, tags: Iterable[str] | None) -> None:
         """See `AsyncClient.wake_up`."""
         chosen = list(WAKE_TAGS if tags is None else tags)
         for tag in chosen:
-            _require_one_of("tags", tag, WAKE_TAGS)
-        await self._each(WakeUp(chosen))
+            _require_one_of("tags", tag, (*WAKE_TAGS, SCHEDULING))
+        memory = [tag for tag in WAKE_TAGS if tag in chosen]
+        await self._each(WakeUp(memory) if memory else ResumeGeneration())
 
     @property
     def world_size(self) -> int:
@@ -177,7 +179,8 @@ class LiveWeights:
             indices: indices of the engines. `None`: all that have not failed for good.
 
         Raises:
-            RequestFailedError: the call failed in some engines; the message says in which it failed and succeeded.
+            OctavoError: the call failed in some engines; the message says in which it failed and succeeded. Its type is
+            that of all failures, or RequestFailedError if they differ.
         """
         calls = (
             call if isinstance(call, Mapping) else dict.fromkeys(self._indices if indices is None else indices, call)
@@ -202,7 +205,9 @@ class LiveWeights:
         done = f"; done in engine {', '.join(map(str, found))}" if found else ""
         if all(isinstance(one, UpdateWeights) and one.is_check for one in calls.values()):
             done = "; no engine has changed"
-        raise RequestFailedError(f"{faults}{done}")
+        kinds = {type(error) for error in failed.values()}
+        kind = kinds.pop() if len(kinds) == 1 and kinds <= {InvalidRequestError, ConflictError} else RequestFailedError
+        raise kind(f"{faults}{done}")
 
     def _upload_folders(self, name: str) -> dict[int, Path]:
         """Return, by engine index, the folder in shared memory where the engine reads uploaded weights."""

@@ -274,6 +274,10 @@ class LLM(PoolingLLM, WeightsLLM):
         """Drop all cached prefixes. Return `False`, and drop nothing, if blocks are in use."""
         return self._run(self.client.reset_prefix_cache())
 
+    def reset_mm_cache(self) -> None:
+        """Drop the cache of processed media; see `AsyncClient.reset_mm_cache`."""
+        self._run(self.client.reset_mm_cache())
+
     def close(self) -> None:
         """Stop the engine. Safe to call twice."""
         self._finalizer()

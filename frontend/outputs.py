@@ -1,5 +1,7 @@
 """What generation returns, with vLLM's field names and meanings."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,6 +33,20 @@ class WeightRange(NamedTuple):
     """Index after the last token of the range."""
     version: int
     """Version of the weights. 0: the weights that the engine started with; each update adds one."""
+
+
+def weight_ranges(versions: Sequence[int]) -> list[WeightRange]:
+    """Return the ranges of equal versions.
+
+    Args:
+        versions: the version of the weights that drew each token.
+    """
+    ranges, start = [], 0
+    for version, group in itertools.groupby(versions):
+        end = start + len(list(group))
+        ranges.append(WeightRange(start, end, version))
+        start = end
+    return ranges
 
 
 @dataclass(slots=True)
@@ -104,6 +120,8 @@ class BeamSearchSequence:
     """Text of the prompt followed by that of the found sequence."""
     finish_reason: str | None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightRange] = field(default_factory=list)
+    """Which version of the weights computed which of the found tokens; indices count from the end of the prompt."""
 
 
 @dataclass(slots=True)
@@ -129,6 +147,7 @@ def as_beam_search_output(output: RequestOutput, prompt: str) -> BeamSearchOutpu
                 text=prompt + found.text,
                 finish_reason=found.finish_reason,
                 stop_reason=found.stop_reason,
+                weight_versions=found.weight_versions,
             )
             for found in output.outputs
         ]

@@ -4,11 +4,22 @@ import asyncio
 import itertools
 from typing import TypeAlias
 
-from octavo.protocol.errors import EngineDeadError
-from octavo.protocol.events import CallFailed, Reply, UtilityResult
+from octavo.protocol.errors import ConflictError, EngineDeadError, InvalidRequestError, OctavoError, RequestFailedError
+from octavo.protocol.events import CallFailed, CallFault, Reply, UtilityResult
 from octavo.protocol.requests import Call, ProfileCall, Utility
 
 Answer: TypeAlias = asyncio.Future[UtilityResult]
+
+_ERRORS: dict[CallFault, type[OctavoError]] = {
+    "engine": RequestFailedError,
+    "arguments": InvalidRequestError,
+    "state": ConflictError,
+}
+
+
+def error_of(failed: CallFailed) -> OctavoError:
+    """Return the error that the caller gets."""
+    return _ERRORS[failed.fault](failed.message)
 
 
 class UtilityCalls:

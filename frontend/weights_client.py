@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.frontend.live_weights import LiveWeights, Weights
-from octavo.protocol.weights import InFlightMode, PauseMode, TransferGroup, WakeTag, WeightsStatus
+from octavo.protocol.weights import InFlightMode, PauseMode, TransferGroup, WeightsStatus
 
 
 class WeightsClient:
@@ -84,10 +84,11 @@ class WeightsClient:
             The version of the new weights.
 
         Raises:
-            RequestFailedError: an engine refused the weights and still has the old ones; or the update failed midway,
-                and the engine rejects requests until all weights are updated. The message says which engines did not
-                change.
-            InvalidRequestError: an argument is invalid, or shared memory is too small.
+            InvalidRequestError: an argument is invalid, shared memory is too small, or the weights do not fit the
+                model. All engines still have the old weights.
+            ConflictError: an engine is asleep, or lacks weights that a partial update does not contain.
+            RequestFailedError: the update failed midway, and the engine rejects requests until all weights are updated.
+                The message says which engines did not change.
         """
         return await self._weights.update(
             weights, label=label, is_partial=is_partial, in_flight=in_flight, is_kept=is_kept
@@ -98,16 +99,20 @@ class WeightsClient:
 
         Args:
             level: 1: weights move to host memory (on CPUs they remain in place). 2: weights are dropped, and must be
-                updated after `wake_up`.
+                updated after `wake_up`. 0: only pause, without clearing the cache.
             mode: what happens to live requests; see `pause_generation`.
         """
         await self._weights.sleep(level, mode)
 
-    async def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Allocate the memory again that `sleep` has freed.
 
         Args:
             tags: what to allocate: "weights", "kv_cache". `None`: both. Requests continue once both are allocated.
+                "scheduling" allocates nothing, and ends a sleep of level 0.
+
+        Raises:
+            ConflictError: the tags are only "scheduling", and memory is still freed.
         """
         await self._weights.wake_up(tags)
 

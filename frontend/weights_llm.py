@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.frontend.live_weights import Weights
-from octavo.protocol.weights import InFlightMode, PauseMode, WakeTag, WeightsStatus
+from octavo.protocol.weights import InFlightMode, PauseMode, WeightsStatus
 
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
@@ -49,7 +49,7 @@ class WeightsLLM(ABC):
         """Free the memory of the KV cache and the weights; see `AsyncClient.sleep`."""
         self._run(self.client.sleep(level, mode=mode))
 
-    def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Allocate the memory again; see `AsyncClient.wake_up`."""
         self._run(self.client.wake_up(tags))
 

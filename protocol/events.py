@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -215,10 +216,16 @@ class BoolResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="bo
     ok: bool
 
 
+CallFault: TypeAlias = Literal["engine", "arguments", "state"]
+"""Why a call failed: the engine could not complete it; or it changed nothing, because its arguments are invalid, or
+because the engine's state does not allow it."""
+
+
 class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="call_failed"):
     """The utility call failed."""
 
     message: str
+    fault: CallFault = "engine"
 
 
 UtilityResult = BoolResult | EngineStats | EngineSnapshot | WeightsStatus | RequestRows | RequestCount | CallFailed

@@ -22,6 +22,11 @@ from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import NO_TOKEN, POOLED, StepResult
 
+_NOT_FINITE = (
+    "the model's outputs are NaN or infinite: values overflow its dtype, or its weights or the request's adapter have "
+    "numbers that are not finite"
+)
+
 
 class Fail(Protocol):
     """Ends a request that cannot continue."""
@@ -169,7 +174,7 @@ class Acceptance:
         if num_accepted < len(token_ids):
             self._cache.invalidate_blocks(request)
             self._counters.corrupted_requests += 1
-            return [*events, self._fail(request, "the model's outputs are NaN or infinite: its values overflow")]
+            return [*events, self._fail(request, _NOT_FINITE)]
         if self._cache.has_unhashed_block(request):
             request.next_plan_check = 0
         if is_plain_stream(request):

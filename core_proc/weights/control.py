@@ -15,7 +15,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.commands import CombinedReply, CommandExecutor, MakeCommand
-from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
+from octavo.protocol.events import CallFailed, CallFault, FactsChanged, UtilityResult
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
@@ -221,7 +221,7 @@ class WeightsControl:
             self._state.save(pause=None)
             self._host.hold(is_open=True)
         elif self._state.record.pause is not None:
-            return CallFailed("the engine is asleep: wake it up")
+            return CallFailed("the engine is asleep: wake it up", "state")
         return self._state.status
 
     def _hold(self, client: bytes, *, is_held: bool) -> Job:
@@ -246,16 +246,19 @@ class WeightsControl:
         if call.update_id == record.update_id:  # the previous core could not send the reply
             return self._state.status
         if "weights" in record.asleep:
-            return CallFailed("the weights are asleep: wake them up before the update, wake_up(tags=['weights'])")
+            return CallFailed(
+                "the weights are asleep: wake them up before the update, wake_up(tags=['weights'])", "state"
+            )
         if call.is_partial and record.fault:
-            return CallFailed(f"a partial update needs all other weights: {record.fault}")
+            return CallFailed(f"a partial update needs all other weights: {record.fault}", "state")
         self._is_changing = True
         try:
             yield self._is_quiet
             load = partial(LoadWeights, path=call.path, is_partial=call.is_partial, transfer=call.transfer)
             checked = yield from self._command(partial(load, is_check=True))
             if checked.fault:
-                return CallFailed(f"{checked.fault}; the engine still has version {record.version}")
+                fault: CallFault = "arguments" if self._workers.is_ready else "engine"
+                return CallFailed(f"{checked.fault}; the engine still has version {record.version}", fault)
             if call.is_check:
                 return self._state.status
             loaded = yield from self._command(load)
@@ -294,9 +297,9 @@ class WeightsControl:
 
     def _sleep(self, level: int, mode: PauseMode) -> Job:
         if self._state.record.asleep:
-            return CallFailed(f"the engine is asleep already, at level {self._state.record.sleep_level}")
+            return CallFailed(f"the engine is asleep already, at level {self._state.record.sleep_level}", "state")
         if level not in (1, 2):
-            return CallFailed(f"there is no sleep of level {level}: use 1 or 2")
+            return CallFailed(f"there is no sleep of level {level}: use 1 or 2", "arguments")
         yield from self._pause(mode, clear_cache=False)
         self._is_changing = True
         try:
@@ -314,7 +317,7 @@ class WeightsControl:
 
     def _wake_up(self, tags: list[str]) -> Job:
         if unknown := [tag for tag in tags if tag not in WAKE_TAGS]:
-            return CallFailed(f"nothing is called {unknown[0]!r}: the tags are {', '.join(WAKE_TAGS)}")
+            return CallFailed(f"nothing is called {unknown[0]!r}: the tags are {', '.join(WAKE_TAGS)}", "arguments")
         self._is_changing = True
         try:
             for tag in [tag for tag in WAKE_TAGS if tag in tags and tag in self._state.record.asleep]:

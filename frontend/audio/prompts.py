@@ -138,6 +138,9 @@ class AudioPrompts:
         tensors = {FEATURES: MediaTensor("float32", window.shape, LiveBuffer(window.data))}
         return MediaItem([], window.digest, tensors, attended_rows=self._attended_rows, kind="audio")
 
+    def clear_cache(self) -> None:
+        """Do nothing: results are not cached."""
+
     async def close(self) -> None:
         """Stop the processes that decode audio."""
         await self._processes.close()

@@ -11,7 +11,7 @@ from octavo.frontend.generation.logprobs import position_logprobs
 from octavo.frontend.metrics.call import report_finished
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
-from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput, weight_ranges
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.detokenizer import Detokenizer
@@ -93,10 +93,10 @@ class BeamGeneration:
         try:
             step_s = self._start_s
             while not self._search.is_done and not self._is_aborted:
-                entries = await self._continuations()
-                if entries is None:
+                found = await self._continuations()
+                if found is None:
                     break
-                self._search.advance(entries)
+                self._search.advance(*found)
                 step_s = self._observe(step_s)
             outputs = [self._completion(index, beam) for index, beam in enumerate(self._search.best())]
             reason = outputs[0].finish_reason or reason if outputs else reason
@@ -118,10 +118,12 @@ class BeamGeneration:
             timings=[self._timings],
         )
 
-    async def _continuations(self) -> list[TokenLogprobs] | None:
-        """Return the likely next tokens of each open beam; `None` if the search was aborted."""
+    async def _continuations(self) -> tuple[list[TokenLogprobs], list[int]] | None:
+        """Return the likely next tokens of each open beam, and the version of the weights that computed them; `None` if
+        the search was aborted."""
         streams: list[RequestStream] = []
         entries: list[TokenLogprobs | None] = [None] * len(self._search.open)
+        versions = [0] * len(entries)
         ends: list[Finished] = []
         try:
             for beam in self._search.open:
@@ -138,6 +140,7 @@ class BeamGeneration:
                     for event in stream.take():
                         if isinstance(event, Tokens):
                             entries[index] = event.logprobs[0] if event.logprobs else None
+                            versions[index] = event.weight_version
                         else:
                             ends.append(event)
         finally:
@@ -145,7 +148,7 @@ class BeamGeneration:
         self._note(ends)
         found = [entry for entry in entries if entry is not None]
         # A child without a token was aborted by the engine, which is shutting down.
-        return found if len(found) == len(entries) else None
+        return (found, versions) if len(found) == len(entries) else None
 
     def _note(self, ends: list[Finished]) -> None:
         self._num_preemptions += sum(end.num_preemptions for end in ends)
@@ -171,6 +174,7 @@ class BeamGeneration:
             cumulative_logprob=beam.logprob,
             logprobs=None if self._num_logprobs is None else [self._shown(step) for step in beam.steps],
             finish_reason=str(FinishReason.STOP if beam.is_stopped else open_reason),
+            weight_versions=weight_ranges([step.weight_version for step in beam.steps]),
         )
 
     def _shown(self, step: Step) -> PositionLogprobs:

@@ -20,6 +20,8 @@ class Step:
     entry: TokenLogprobs
     place: int
     """Rank of the token in `entry`, from 1."""
+    weight_version: int = 0
+    """Version of the weights that computed `entry`."""
 
     @property
     def token_id(self) -> int:
@@ -68,15 +70,16 @@ class BeamSearch:
         self._ended: list[Beam] = []
         """Finished beams, at most `beam_width`, best first."""
 
-    def advance(self, entries: Sequence[TokenLogprobs]) -> None:
+    def advance(self, entries: Sequence[TokenLogprobs], versions: Sequence[int] | None = None) -> None:
         """Extend the open beams by one token.
 
         Args:
             entries: one per open beam, with `num_candidates` alternatives by descending logprob.
+            versions: the version of the weights that computed each entry. `None`: version 0.
         """
         continuations = [
-            [(beam.logprob + step.logprob, beam, step) for step in _steps(entry)]
-            for beam, entry in zip(self.open, entries, strict=True)
+            [(beam.logprob + step.logprob, beam, step) for step in _steps(entry, version)]
+            for beam, entry, version in zip(self.open, entries, versions or [0] * len(entries), strict=True)
         ]
         width, length = self._params.beam_width, len(self.open[0].steps) + 1
         is_last = length == self._params.max_tokens
@@ -120,6 +123,6 @@ class BeamSearch:
         return self._normalized(self.open[0].logprob, best_length) <= self.score(self._ended[-1])
 
 
-def _steps(entry: TokenLogprobs) -> Iterator[Step]:
+def _steps(entry: TokenLogprobs, version: int) -> Iterator[Step]:
     """Yield the likely tokens at one position, by descending logprob."""
-    return (Step(entry, place) for place in range(1, len(entry.token_ids)))
+    return (Step(entry, place, version) for place in range(1, len(entry.token_ids)))

@@ -59,6 +59,16 @@ class GenerationClient:
         """
         return ChatTemplate.for_model(chosen or self.config.chat_template, self.tokenizer, content_format)
 
+    async def reset_mm_cache(self) -> None:
+        """Drop the cache of processed media (`--mm-processor-cache-gb`) of this client.
+
+        Afterwards a request that names an item only by its uuid is rejected until a request has sent the item again.
+        Rows that the workers have encoded stay, because a digest identifies them; `update_weights` and
+        `pause_generation` with `clear_cache` drop them.
+        """
+        if self.media is not None:
+            self.media.clear_cache()
+
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Return the model's default parameters."""
         return default_params(self.config, max_tokens)

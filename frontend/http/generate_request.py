@@ -59,6 +59,7 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[Compl
         cache_salt=request.cache_salt,
         priority=request.priority,
         kv_transfer_params=request.kv_transfer_params,
+        return_weight_versions=request.return_weight_versions,
         vllm_xargs=params.extra_args,
         max_tokens=max(1, max_model_len - len(request.token_ids)) if max_tokens is None else max_tokens,
         **{name: getattr(params, name) for name in _FIELDS},

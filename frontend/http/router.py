@@ -37,7 +37,14 @@ from octavo.frontend.http.schemas.batches import (
 from octavo.frontend.http.schemas.chat import ChatBatchRequest, ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
-from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
+from octavo.frontend.http.schemas.dev import (
+    Changed,
+    IsPaused,
+    IsSleeping,
+    UpdatedWeights,
+    UpdateWeightsRequest,
+    WeightsList,
+)
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
 from octavo.frontend.http.schemas.generate import GenerateRequest, GenerateResponse
 from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
@@ -167,13 +174,13 @@ def _add_batches(add: "_Adder") -> None:
 def add_dev_routes(router: APIRouter) -> None:
     """Add the routes that change weights while the server serves."""
     add = _Adder(router)
-    add.post("/sleep", dev.sleep, response=Done, failures=(400,))
-    add.post("/wake_up", dev.wake_up, response=Done, failures=(400,))
+    add.post("/sleep", dev.sleep, response=Changed, failures=(400, 409))
+    add.post("/wake_up", dev.wake_up, response=Changed, failures=(400, 409))
     add.get("/is_sleeping", dev.is_sleeping, IsSleeping)
-    add.post("/pause", dev.pause, response=Done, failures=(400,))
-    add.post("/resume", dev.resume, response=Done)
+    add.post("/pause", dev.pause, response=Changed, failures=(400,))
+    add.post("/resume", dev.resume, response=Changed, failures=(409,))
     add.get("/is_paused", dev.is_paused, IsPaused)
-    add.post("/update_weights", dev.update_weights, UpdateWeightsRequest, UpdatedWeights)
+    add.post("/update_weights", dev.update_weights, UpdateWeightsRequest, UpdatedWeights, failures=(409,))
     add.get("/weights", dev.weights, WeightsList)
 
 

@@ -139,6 +139,15 @@ class AdapterRegistry:
             self._by_id[request.lora_int_id] = request.lora_name, request.lora_path, adapter
             return adapter
 
+    @property
+    def ids(self) -> set[int]:
+        """The `lora_int_id` of each adapter that `of_request` remembers."""
+        return set(self._by_id)
+
+    def forget(self, lora_int_id: int) -> bool:
+        """Forget the adapter of an id, and return whether it was known. Requests in flight keep it."""
+        return self._by_id.pop(lora_int_id, None) is not None
+
     async def of_media(self, kinds: Collection[str]) -> Adapter | None:
         """Return the model's own adapter for a prompt whose request names none; its files are read once.
 

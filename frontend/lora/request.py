@@ -20,6 +20,23 @@ class LoRARequest(msgspec.Struct, frozen=True):
     base_model_name: str | None = None
     load_inplace: bool = False
     """Read the files again, and replace the adapter of this name and id. Requests in flight keep the old adapter."""
+    is_3d_lora_weight: bool = False
+    """Ignored: the names of the tensors tell whether the weights of experts are stacked."""
+
+    @property
+    def adapter_id(self) -> int:
+        """`lora_int_id`, as in vLLM."""
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        """`lora_name`, as in vLLM."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        """`lora_path`, as in vLLM."""
+        return self.lora_path
 
     def __post_init__(self) -> None:
         for name in ("lora_name", "lora_path"):

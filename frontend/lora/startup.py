@@ -21,6 +21,8 @@ class LoRAModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     path: str
     base_model_name: str | None = None
+    is_3d_lora_weight: bool = False
+    """See `LoRARequest`."""
 
 
 def lora_modules(config: ServerConfig) -> list[LoRAModule]:

@@ -106,6 +106,11 @@ class MediaProcessor:
         self._keep(name, named)
         return named
 
+    def clear(self) -> None:
+        """Drop all cached results. Later requests process their items again, including those that name them by uuid."""
+        self._results.clear()
+        self._num_cached_bytes = 0
+
     async def close(self) -> None:
         """Stop the processes."""
         for processes in self._processes.values():

@@ -66,6 +66,9 @@ class PromptMaker(Protocol):
     ) -> MediaPrompt:
         """Return the prompt of token ids with media."""
 
+    def clear_cache(self) -> None:
+        """Drop the results of the media processor."""
+
     async def close(self) -> None:
         """Stop the processes that decode media."""
 
@@ -136,6 +139,10 @@ class MediaPrompts:
         for token_id in token_ids:
             expanded += next(remaining)[1].token_ids if token_id in kinds else [token_id]
         return self._prompt(expanded, items)
+
+    def clear_cache(self) -> None:
+        """See `PromptMaker`."""
+        self.processor.clear()
 
     async def close(self) -> None:
         """Stop the processes that decode media."""

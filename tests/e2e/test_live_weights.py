@@ -13,7 +13,7 @@ from tiny_heads import make_head
 from waiting import wait_until
 
 from octavo import LLM, LoRARequest, SamplingParams
-from octavo.protocol.errors import OctavoError, RequestFailedError
+from octavo.protocol.errors import InvalidRequestError, OctavoError
 
 PROMPTS = ["the quick brown fox", "one request, one batch, one block", "and then the dog tells"]
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
@@ -62,9 +62,9 @@ def test_updates_leave_the_bits_of_a_fresh_engine(model, other, expected, tmp_pa
         assert output.outputs[0].weight_versions == [(0, 24, 1)]
         assert llm.update_weights(load_file(model / "model.safetensors")) == 2
         assert bits(llm) == expected[0]
-        with pytest.raises(RequestFailedError, match="lacks"):
+        with pytest.raises(InvalidRequestError, match="lacks"):
             llm.update_weights({"model.norm.weight": load_file(model / "model.safetensors")["model.norm.weight"]})
-        with pytest.raises(OctavoError, match="no checkpoint in"):
+        with pytest.raises(InvalidRequestError, match="no checkpoint in"):
             llm.update_weights(tmp_path / "absent")
         assert bits(llm) == expected[0]
 
@@ -137,7 +137,7 @@ def test_a_caller_that_dies_in_an_update_of_several_engines_leaves_them_serving(
             caller.kill()
         assert bits(llm) == expected[0]
         tensors = {**load_file(other / "model.safetensors"), "lm_head.weight": torch.ones(2)}
-        with pytest.raises(RequestFailedError, match=r"engine 0: .*has shape.*; engine 1: .*; no engine has changed"):
+        with pytest.raises(InvalidRequestError, match=r"engine 0: .*has shape.*; engine 1: .*; no engine has changed"):
             llm.update_weights(tensors)
         assert bits(llm) == expected[0]
         assert llm.update_weights(str(other)) == 1

@@ -14,7 +14,7 @@ from waiting import until
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.outputs import CompletionOutput
-from octavo.protocol.errors import OverloadedError, RequestFailedError
+from octavo.protocol.errors import ConflictError, InvalidRequestError, OverloadedError
 from octavo.protocol.params import OutputKind
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 6, "block_size": 16}
@@ -155,7 +155,7 @@ def test_weights_that_were_not_kept_are_lost_with_the_worker(model, other):
             await until(is_refused, lambda: "the loss")
             with pytest.raises(OverloadedError, match="update all weights"):
                 await last(client, prompts(1)[0])
-            with pytest.raises(RequestFailedError, match="a partial update needs all other weights"):
+            with pytest.raises(ConflictError, match="a partial update needs all other weights"):
                 await client.update_weights({"model.norm.weight": tensors["model.norm.weight"]}, is_partial=True)
             assert await client.update_weights(tensors) == 2
             assert (await last(client, prompts(1)[0])).weight_versions == [(0, 160, 2)]
@@ -207,9 +207,9 @@ def test_sleep_gives_memory_back_and_kept_requests_continue(model, engines):
             before = mapped_bytes(worker)
             await client.sleep(1, mode="keep")
             assert before - mapped_bytes(worker) > 500 << 20, "the cache is not even mapped any more"
-            with pytest.raises(RequestFailedError, match="asleep"):
+            with pytest.raises(ConflictError, match="asleep"):
                 await client.sleep(2)
-            with pytest.raises(RequestFailedError, match="asleep"):
+            with pytest.raises(ConflictError, match="asleep"):
                 await client.resume_generation()
             await client.wake_up(["weights"])
             assert await client.is_sleeping() and not running.done()
@@ -233,7 +233,7 @@ def test_all_ranks_and_engines_change_together(model, other, engines, settings):
             assert output.outputs[0].weight_versions == [(0, 160, 1)]
             require_tokens_of_versions(engines, prompt, output.outputs[0])
         with pytest.raises(
-            RequestFailedError, match="engine 1: .*lacks" if "data_parallel_size" in settings else "lacks"
+            InvalidRequestError, match="engine 1: .*lacks" if "data_parallel_size" in settings else "lacks"
         ):
             llm.update_weights({"lm_head.weight": load_file(model / "model.safetensors")["lm_head.weight"]})
         assert not llm.is_paused()
@@ -256,14 +256,26 @@ def test_routes(model, other):
         assert server.post("/v1/chat/completions", messages).json()["choices"][0]["weight_versions"][-1][2] == 1
         streamed = server.post("/v1/completions", {**body, "stream": True, "return_weight_versions": True}).text
         assert streamed.count('"weight_versions":[[') > 1
-        assert server.post("/pause?mode=keep", {}).json()["success"]
+        beams = {**body, "n": 2, "use_beam_search": True, "return_weight_versions": True}
+        found = server.post("/v1/completions", beams).json()["choices"]
+        assert [one["weight_versions"] for one in found] == [[[0, len(one["token_ids"]), 1]] for one in found]
+        given = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}, "return_weight_versions": True}
+        assert server.post("/inference/v1/generate", given).json()["choices"][0]["weight_versions"][-1][2] == 1
+        assert server.post("/pause?mode=keep", {}).json()["status"] == "paused"
         assert server.get("/is_paused").json() == {"is_paused": True}
         assert server.post("/resume", {}).json()["success"]
+        assert server.post("/sleep?level=0&mode=keep", {}).json() == {"status": "sleeping", "level": 0, "success": True}
+        assert server.get("/is_paused").json() == {"is_paused": True}
+        assert server.post("/wake_up?tags=scheduling", {}).json()["tags"] == ["scheduling"]
+        assert server.get("/is_paused").json() == {"is_paused": False}
         assert server.post("/sleep?level=2", {}).json()["success"]
         assert server.get("/is_sleeping").json() == {"is_sleeping": True}
-        assert server.post("/wake_up?tags=weights", {}).json()["success"]
+        for path in ("/sleep?level=1", "/wake_up?tags=scheduling", "/resume"):
+            assert server.post(path, {}).status_code == 409
+        assert server.post("/update_weights", {"path": str(model)}).status_code == 409
+        assert server.post("/wake_up?tags=weights", {}).json()["status"] == "sleeping"
         assert server.post("/update_weights", {"path": str(model)}).json()["weight_version"] == 2
-        assert server.post("/wake_up", {}).json()["success"]
+        assert server.post("/wake_up", {}).json()["status"] == "awake"
         again = server.post("/v1/completions", body).json()
         assert again["choices"] == before["choices"] and again["system_fingerprint"] == before["system_fingerprint"]
         (status,) = server.get("/weights").json()["data"]
@@ -271,7 +283,8 @@ def test_routes(model, other):
         assert server.post("/sleep?level=3", {}).status_code == 400
         assert server.post("/pause?mode=soon", {}).status_code == 400
         refused = server.post("/update_weights", {"path": "/nowhere"})
-        assert refused.status_code == 500 and "no checkpoint in /nowhere" in refused.text
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "path"
+        assert "no checkpoint in /nowhere" in refused.text
     with serve(model, *flags) as server:
         server.wait_until_ready()
         assert {server.post(path, {}).status_code for path in ("/sleep", "/pause", "/update_weights")} == {404}

@@ -16,7 +16,7 @@ from workloads import logprob_bits
 
 from octavo import AsyncClient, SamplingParams
 from octavo.frontend.outputs import CompletionOutput
-from octavo.protocol.errors import RequestFailedError
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind
 
 NUM_TOKENS = 240
@@ -129,7 +129,7 @@ def test_gguf_files_take_each_others_place_and_that_of_nothing_else(tmp_path: Pa
         async with AsyncClient.launch(str(path), **SETTINGS) as client:
             before = await all_of(client)
             for weights in (str(models[1]), load_file(models[1] / "model.safetensors")):
-                with pytest.raises(RequestFailedError, match=r"safetensors, and the engine was started with gguf"):
+                with pytest.raises(InvalidRequestError, match=r"safetensors, and the engine was started with gguf"):
                     await client.update_weights(weights)
             assert [bits_of(one) for one in before] == [bits_of(one) for one in await all_of(client)]
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.frontend.generation.beam_search import BeamSearch
+from octavo.frontend.outputs import weight_ranges
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.params import BeamSearchParams
@@ -136,3 +137,11 @@ def test_a_bad_value_names_its_field(field: str, value: object) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, field: value})
     assert caught.value.param == field
+
+
+def test_tokens_of_a_beam_have_the_version_of_their_weights() -> None:
+    beams = BeamSearch(BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True), ())
+    for version in (4, 4, 5):
+        beams.advance([entry(beam.token_ids, 1, 4) for beam in beams.open], [version] * len(beams.open))
+    (best, _) = beams.best()
+    assert weight_ranges([step.weight_version for step in best.steps]) == [(0, 2, 4), (2, 3, 5)]

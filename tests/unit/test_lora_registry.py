@@ -73,6 +73,7 @@ def test_requests_for_one_new_adapter_read_it_once(tmp_path: Path, monkeypatch: 
             await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a")))
         replaced = await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a"), load_inplace=True))
         assert replaced.name == "c" and replaced.digest == read[0].digest, "equal contents have equal digests"
+        assert adapters.ids == {1} and adapters.forget(1) and not adapters.forget(1)
 
     asyncio.run(use())
     assert calls == ["a", "b", "c"]
@@ -106,7 +107,10 @@ def test_modules_of_the_command_line(tmp_path: Path) -> None:
         {
             "model": "M",
             "enable_lora": True,
-            "lora_modules": [f"a={path}", f'{{"name": "b", "path": "{path}", "base_model_name": "base"}}'],
+            "lora_modules": [
+                f"a={path}",
+                f'{{"name": "b", "path": "{path}", "base_model_name": "base", "is_3d_lora_weight": true}}',
+            ],
         }
     )
     adapters = registry()

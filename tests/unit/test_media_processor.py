@@ -288,6 +288,10 @@ def test_prompts(path: Path) -> None:
             await digest_of(None, "a")
         assert await digest_of(source.value, "a") not in (first, digest)
         CURRENT_CALL.reset(token)
+        prompts.clear_cache()
+        with pytest.raises(InvalidRequestError, match="send the image"):
+            await digest_of(None, "a")
+        assert await digest_of(source.value, "a") == first
 
     asyncio.run(main())
 

@@ -86,8 +86,9 @@ class WeightSender:
             The version of the new weights.
 
         Raises:
-            RequestFailedError: the engines have refused them before anything was sent, and go on; or the transfer has
-                failed, they reject requests until all weights are updated, and the next update needs a new sender.
+            InvalidRequestError, ConflictError: the engines have refused them before anything was sent, and go on.
+            RequestFailedError: the transfer has failed. The engines reject requests until all weights are updated, and
+                the next update needs a new sender.
             RuntimeError: a worker is gone.
         """
         shapes = [

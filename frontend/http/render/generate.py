@@ -69,7 +69,11 @@ class TokensAnswer:
             num_top = None if self._style.names_logprobs else self._style.num_logprobs or None
             logprobs = chat_logprobs(choice.token_ids, choice.logprobs, self._style.names, num_top)
         return GenerateChoice(
-            index=choice.index, logprobs=logprobs, finish_reason=choice.finish_reason, token_ids=choice.token_ids
+            index=choice.index,
+            logprobs=logprobs,
+            finish_reason=choice.finish_reason,
+            token_ids=choice.token_ids,
+            weight_versions=self._style.weight_versions(choice),
         )
 
 

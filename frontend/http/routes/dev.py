@@ -12,6 +12,7 @@ from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.dev import (
+    Changed,
     EngineWeights,
     IsPaused,
     IsSleeping,
@@ -19,26 +20,25 @@ from octavo.frontend.http.schemas.dev import (
     UpdateWeightsRequest,
     WeightsList,
 )
-from octavo.frontend.http.schemas.engine import Done
 from octavo.protocol.errors import InvalidRequestError
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 async def sleep(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Free the memory of the KV cache and of the weights: ?level=1 or 2, &mode=abort, wait or keep."""
+    """Free the memory of the KV cache and of the weights: ?level=1 or 2 (0: only pause), &mode=abort, wait or keep."""
     level = http_request.query_params.get("level", "1")
-    if level not in ("1", "2"):
-        raise InvalidRequestError(f"level must be 1 or 2, got {level!r}", "level")
+    if level not in ("0", "1", "2"):
+        raise InvalidRequestError(f"level must be 0, 1 or 2, got {level!r}", "level")
     await state.client.sleep(int(level), mode=_mode(http_request))
-    return _answer(Done())
+    return _answer(Changed(status="sleeping", level=int(level)))
 
 
 async def wake_up(state: CurrentState, http_request: ApiRequest) -> Response:
     """Allocate freed memory again: ?tags=weights&tags=kv_cache; all of it without tags."""
-    tags: list[Any] = http_request.query_params.getlist("tags")
-    await state.client.wake_up(tags or None)
-    return _answer(Done())
+    tags = http_request.query_params.getlist("tags") or None
+    await state.client.wake_up(tags)
+    return _answer(Changed(status="sleeping" if await state.client.is_sleeping() else "awake", tags=tags))
 
 
 async def is_sleeping(state: CurrentState) -> Response:
@@ -53,13 +53,13 @@ async def pause(state: CurrentState, http_request: ApiRequest) -> Response:
         wait_for_inflight_requests=_flag(http_request, "wait_for_inflight_requests", default=False),
         clear_cache=_flag(http_request, "clear_cache", default=True),
     )
-    return _answer(Done())
+    return _answer(Changed(status="paused"))
 
 
 async def resume(state: CurrentState) -> Response:
     """End a pause."""
     await state.client.resume_generation()
-    return _answer(Done())
+    return _answer(Changed(status="resumed"))
 
 
 async def is_paused(state: CurrentState) -> Response:
@@ -70,9 +70,12 @@ async def is_paused(state: CurrentState) -> Response:
 async def update_weights(state: CurrentState, http_request: ApiRequest) -> Response:
     """Replace the weights with those of a checkpoint on this machine."""
     request = decode(http_request.take_body(), UpdateWeightsRequest)
-    version = await state.client.update_weights(
-        request.path, label=request.label, is_partial=request.is_partial, in_flight=request.in_flight
-    )
+    try:
+        version = await state.client.update_weights(
+            request.path, label=request.label, is_partial=request.is_partial, in_flight=request.in_flight
+        )
+    except InvalidRequestError as error:
+        raise InvalidRequestError(error.message, "path") from error
     return _answer(UpdatedWeights(weight_version=version))
 
 

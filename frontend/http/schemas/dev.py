@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from octavo.protocol.weights import InFlightMode
 
@@ -18,6 +18,18 @@ class UpdateWeightsRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether the checkpoint may lack tensors; these keep their values."""
     in_flight: InFlightMode = "recompute"
     """Whether in-flight requests recompute their keys and values, or keep those of the old weights."""
+
+
+class Changed(Struct, kw_only=True):
+    """The state of the engines after a call, with vLLM's words."""
+
+    status: str
+    """"paused", "resumed", "sleeping" or "awake"."""
+    level: int | UnsetType = UNSET
+    """The level of the sleep."""
+    tags: list[str] | UnsetType | None = UNSET
+    """The tags of the wake-up. Null if there were none."""
+    success: bool = True
 
 
 class UpdatedWeights(Struct, kw_only=True):

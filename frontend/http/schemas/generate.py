@@ -8,6 +8,7 @@ from octavo.frontend.http.schemas.chat import ChatLogprobs
 from octavo.frontend.http.schemas.completions import PromptLogprobs
 from octavo.frontend.http.schemas.sampling import Priority, StreamOptions
 from octavo.frontend.http.schemas.usage import Usage
+from octavo.frontend.outputs import WeightRange
 
 
 class GenerateRequest(Struct, kw_only=True):
@@ -24,6 +25,8 @@ class GenerateRequest(Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     priority: Priority = 0
     kv_transfer_params: dict[str, Any] | None = None
+    return_weight_versions: bool = False
+    """Report which version of the weights drew which tokens, even if there is only one."""
     features: Any = None
     """Rejected: only conversations may contain media."""
 
@@ -36,6 +39,8 @@ class GenerateChoice(Struct, kw_only=True):
     """Logprobs; tokens have names of the form `token_id:ID`."""
     finish_reason: str | None = None
     token_ids: list[int]
+    weight_versions: list[WeightRange] | UnsetType = UNSET
+    """Which version of the weights drew which tokens, if there are several versions or they were requested."""
 
 
 class GenerateResponse(Struct, kw_only=True):

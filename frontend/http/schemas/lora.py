@@ -13,6 +13,8 @@ class LoadLoRAAdapterRequest(Struct, kw_only=True):
     """Directory on the server's machine, or a hub id."""
     load_inplace: bool = False
     """Replace a loaded adapter with this name. In-flight requests finish with the old adapter."""
+    is_3d_lora_weight: bool = False
+    """Ignored: the names of the tensors tell whether the weights of experts are stacked."""
 
 
 class UnloadLoRAAdapterRequest(Struct, kw_only=True):

@@ -164,7 +164,7 @@ class AsyncLLM(EngineView):
     async def wake_up(self, tags: Any = None) -> bool:
         """See `LLM.wake_up`."""
         await self._call(self._llm.client.wake_up(tags))
-        return True
+        return not await self.is_sleeping()
 
     async def is_sleeping(self) -> bool:
         """Return whether the engine still lacks its weights or its KV cache after `sleep`."""
@@ -173,6 +173,10 @@ class AsyncLLM(EngineView):
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """See `LLM.reset_prefix_cache`."""
         return await asyncio.to_thread(self._llm.reset_prefix_cache, reset_running_requests, reset_connector)
+
+    async def reset_mm_cache(self) -> None:
+        """See octavo's `AsyncClient.reset_mm_cache`."""
+        await self._call(self._llm.client.reset_mm_cache())
 
     async def start_profile(self, profile_prefix: str | None = None, **options: Any) -> None:
         """See `LLM.start_profile`."""
@@ -186,6 +190,14 @@ class AsyncLLM(EngineView):
         """Read an adapter before its first request."""
         await self._call(self._llm.client.adapters.of_request(lora_request))
         return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapter of a `lora_int_id`, and return whether it was known. Requests in flight finish with it."""
+        return self._llm.client.adapters.forget(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Return the `lora_int_id` of each adapter that was read."""
+        return self._llm.client.adapters.ids
 
     async def collective_rpc(
         self,

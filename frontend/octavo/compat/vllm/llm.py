@@ -241,17 +241,14 @@ class LLM(PoolingLLM):
             return True
         return super().reset_prefix_cache()
 
-    def reset_mm_cache(self) -> None:
-        """Do nothing: octavo does not clear its cache of processed media."""
-
     def sleep(self, level: int = 1, mode: Any = "abort") -> None:
         """Free the memory of the KV cache and the weights; see octavo's `AsyncClient.sleep`."""
         super().sleep(level, mode=mode)
 
     def wake_up(self, tags: list[str] | None = None) -> bool:  # type: ignore[override]
-        """Allocate the memory again and return `True`; see octavo's `AsyncClient.wake_up`."""
-        super().wake_up(tags)  # type: ignore[arg-type]
-        return True
+        """Allocate the memory again, and return whether all of it is back; see octavo's `AsyncClient.wake_up`."""
+        super().wake_up(tags)
+        return not self.is_sleeping()
 
     def collective_rpc(
         self,
