@@ -147,10 +147,10 @@ def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: t
 
 @triton.jit
 def _meet(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
-    """Wait until this program of every rank has come here as often as this rank's.
+    """Wait until the same program of every rank has called this function as often as this one.
 
-    Everything they stored before can then be read. A flag counts calls, because a fast rank may signal its next call
-    before a slow one has read the previous signal.
+    Everything that they stored before can be read afterwards. Flags count calls, because a fast rank may signal its
+    next call before a slow one has read the previous signal.
     """
     program = tl.program_id(0)
     num_calls = tl.load(num_calls_ptr + program) + 1
@@ -186,9 +186,13 @@ def _all_reduce_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # A row is computed by the same program in every call, so the call count of a program decides which slot its rows
-    # use. A program that stores in a slot again has met the others since, and they had read the slot before: kernels of
-    # a stream do not overlap.
+    """Program p sums every n-th row, from row p on, after it has stored its own parts of these rows.
+
+    With `x`, also store `x` plus the sum in `total`, and the norm of that in `out`; otherwise store the sum in `out`.
+    """
+    # Every call computes a row in the same program, so the call count of a program decides which of the two slots its
+    # rows use. Before a program stores in a slot again, it has waited for all ranks once more, and each of them had
+    # finished reading the slot by then, because kernels of a stream do not overlap.
     element: tl.constexpr = partial_ptr.dtype.element_ty
     out_element: tl.constexpr = out_ptr.dtype.element_ty
     ELEMENT_BYTES: tl.constexpr = element.primitive_bitwidth // 8

@@ -81,6 +81,10 @@ def _causal_conv1d_kernel(
     CHANNELS: tl.constexpr,
     KEPT: tl.constexpr,
 ):
+    """Program (c, p, r) computes block c of the channels, for every n-th tile of rows of request r, from tile p on.
+
+    The first WIDTH - 1 rows of a request also read the state: the last WIDTH - 1 inputs of the step before.
+    """
     part, request = tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + request), tl.load(starts_ptr + request + 1)
     num_rows = (end - start).to(tl.int32)

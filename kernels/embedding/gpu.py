@@ -41,6 +41,7 @@ def embeddings(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
 def _embeddings_kernel(
     ids, tables, outs, widths, row_strides, column_strides, NUM_TABLES: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Program (t, c) looks up block c of the columns of token t in every table. Negative ids give NaN."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for index in tl.static_range(NUM_TABLES):

@@ -40,7 +40,7 @@ class Tiles(NamedTuple):
 
 
 Deltas = tuple[Tensor | None, Tensor | None]
-"""What adapters add to gates and ups by slot, and the adapter of each slot, -1 for none; or `None` twice. With
+"""The adapters' outputs for gates and ups, by slot, and the adapter of each slot, -1 for none; or `None` twice. With
 adapters, rows of the activation are ordered by slot, not by position."""
 
 

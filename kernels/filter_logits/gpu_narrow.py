@@ -31,8 +31,8 @@ CAPACITY = 8192
 """Stored candidates per row. If there are more, the row itself is read, which is slow and gives the same result."""
 
 UNFILTERED, FLOOR, BY_COUNT, BY_WEIGHT = 0, 1, 2, 3
-"""What is searched in a row: nothing; nothing below a given key (`min_p`); the cut of `top_k`; the cut of `top_p`
-alone."""
+"""Modes of a search, by the filters of the row: no filter; `min_p` alone, whose cut needs no search; `top_k`; `top_p`
+without `top_k`."""
 MODE, LOW, HIGH, LARGEST, BOTTOM, TARGET, NUM_CANDIDATES, COUNT_ABOVE, WEIGHT_ABOVE = range(9)
 """Fields of a search state: its mode; the range of keys [LOW, HIGH); the bits of the largest logit; the bits of the
 value at which the last range begins, unless that is `LOW`'s own; the count or weight to reach, -1 if not known yet; the

@@ -83,6 +83,11 @@ def _gated_delta_rule_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
+    """Program (c, h, r) computes block c of the value columns of head h, for all rows of request r in order.
+
+    `sources`, `destinations`: slot of each request's state before and after this step; if negative, the state begins
+    with zeros, or is not stored.
+    """
     head, request = tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + request), tl.load(starts_ptr + request + 1)
     if start == end:
@@ -106,7 +111,7 @@ def _gated_delta_rule_kernel(
         q, k, v = next_q.to(tl.float32), next_k.to(tl.float32), next_v.to(tl.float32)
         beta = 1.0 / (1.0 + tl.exp(-next_b.to(tl.float32)))
         dt = softplus(next_a.to(tl.float32) + dt_bias)
-        # The next row is on its way while this one is computed.
+        # Load the next row while this one is computed.
         following = tl.minimum(row + 1, end - 1)
         next_q = tl.load(q_ptr + following * q_stride, mask=is_place, other=0.0)
         next_k = tl.load(k_ptr + following * k_stride, mask=is_place, other=0.0)

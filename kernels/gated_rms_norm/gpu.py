@@ -63,6 +63,7 @@ def _gated_rms_norm_kernel(
     IS_GATE_FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Program (t, g) normalizes group g of row t. IS_SHARED: all groups have the same weights."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     is_in = columns < WIDTH

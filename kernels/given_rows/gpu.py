@@ -32,6 +32,7 @@ def take_given_rows(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor, given_i
 def _given_rows_kernel(
     x_ptr, ids_ptr, given_ptr, out_ptr, width, x_stride, given_stride, GIVEN_ID: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Program (t, c) copies block c of row t: from `given` if the row's token id is GIVEN_ID, otherwise from `x`."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in, is_given = columns < width, tl.load(ids_ptr + row) == GIVEN_ID

@@ -83,6 +83,7 @@ def _head_linear_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
+    """Program (h, t, o) multiplies tile t of the rows of head h with tile o of the outputs of its weight."""
     head = tl.program_id(0)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     outputs = tl.program_id(2) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -1,4 +1,4 @@
-"""`latent_heads` on a GPU: a program makes some queries of one token, and one of them the key."""
+"""`latent_heads` on a GPU: a program computes some query heads of one token. The first program also makes its key."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from torch import Tensor
 from octavo.kernels.latent_heads.widths import LatentWidths
 
 _HEADS = 8
-"""Heads of a program."""
+"""Query heads of a program."""
 
 
 def latent_heads(
@@ -67,7 +67,8 @@ def _store_rotated(
     PAIRS_BLOCK: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):
-    """Rotate rows: pairs are neighbours or in halves, and in halves afterwards."""
+    """Store rotated rows. The two elements of a pair are adjacent if IS_INTERLEAVED; otherwise, and in the result, each
+    half of the row has one."""
     pairs = tl.arange(0, PAIRS_BLOCK)[None, :]
     is_in = is_row & (pairs < NUM_PAIRS)
     first = x_ptr + (2 * pairs if IS_INTERLEAVED else pairs)
@@ -101,6 +102,7 @@ def _latent_heads_kernel(
     PAIRS_BLOCK: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):
+    """Program (t, h) computes block h of the query heads of token t; programs with h = 0 also make the token's key."""
     KEY: tl.constexpr = LATENT + 2 * NUM_PAIRS
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]

@@ -1,7 +1,7 @@
 """Products with quantized weights on a GPU: launches the kernels of `gpu_quantized_kernels`.
 
-The same bits for a row in any batch. Rows stay as they are for weights whose codes become numbers of the rows' type,
-and are quantized to 8 bits where the checkpoint asks for it and the GPU multiplies such numbers.
+A row has the same bits in any batch. Rows are quantized to 8 bits if the checkpoint requires it and the GPU multiplies
+such numbers. Otherwise the weight's codes are converted to the dtype of the rows.
 """
 
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ _MAX_SPLITS = 8
 _LEAST_INPUTS = 512
 """Minimum inputs of a split: fewer would not fill the pipeline."""
 _SHARING = 1.5
-"""Programs per multiprocessor from which on most programs share one."""
+"""From this average number of programs per multiprocessor, most programs are assumed to share one."""
 _ALONE_COST = 1.4
-"""Relative time of a program that has a multiprocessor to itself: nothing runs while it waits. Assumed."""
+"""Assumed relative time of a program that has a multiprocessor to itself, because nothing else runs while it waits."""
 _END_BLOCKS = 1.5
-"""Time of the end of a program, in blocks of inputs."""
+"""Assumed time of a program's epilogue, in units of one block of inputs."""
 ROWS = (16, 32, 64, 128)
-"""Possible numbers of rows of a tile."""
+"""Possible row counts of a tile."""
 _MOST_ROWS_OF_STEPS = 32
 """Maximum rows of a tile whose iterations multiply two blocks of inputs; larger tiles lack registers."""
 _LEAST_STAGES_OF_STEPS = 3
@@ -63,14 +63,14 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLaunch:
-    """How the product of a number of rows is computed."""
+    """The launch of a product with some number of rows."""
 
     rows: int
     """Rows of a tile."""
     num_tiles: int
     num_splits: int
     is_spread: bool
-    """Whether each split of a tile has its own program."""
+    """Whether each split of a tile has its own program, instead of one program for all splits."""
     num_warps: int
     step: int
     """Blocks of inputs that one iteration multiplies."""
@@ -112,11 +112,11 @@ class QuantizedProduct:
 
     @property
     def num_splits(self) -> int:
-        """Number of parts of the inputs that are added up separately, chosen for the least time of a decode."""
+        """Number of parts of the inputs that are summed separately, chosen to minimize the time of a decode."""
         weight, num_multiprocessors = self.weight, self.gpu.num_multiprocessors
         num_tiles = -(-weight.num_outputs // TILE_OUTPUTS)
         if num_tiles > num_multiprocessors:
-            return 1  # no launch would spread them
+            return 1  # the tiles alone occupy all multiprocessors
         most = min(_MAX_SPLITS, max(1, weight.num_inputs // _LEAST_INPUTS))
 
         def cost(num_splits: int) -> float:
@@ -134,7 +134,7 @@ class QuantizedProduct:
         return self._blocks_of(self.num_splits)
 
     def _blocks_of(self, num_splits: int) -> int:
-        """Return the blocks of a split: a multiple of `_most_step`, so splits do not depend on the tile."""
+        """Return the blocks of a split. They are a multiple of `_most_step`, so splits do not depend on the tile."""
         return -(-self.weight.num_blocks // (self._most_step * num_splits)) * self._most_step
 
     @property
@@ -145,32 +145,32 @@ class QuantizedProduct:
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
-        """Possible numbers of rows of a tile, ascending."""
-        # Other kinds lack registers for the scales of groups or numbers in float32 in the largest tiles.
+        """Possible row counts of a tile for this weight, ascending."""
+        # Other kinds need registers for float32 numbers or the scales of groups, and would spill in the largest tiles.
         is_large = self.weight.kind in ("u4", "s8") or (self.gpu.has_descriptors and not self._has_scaled_parts)
         return ROWS if is_large else ROWS[:-1]
 
     def num_warps(self, rows: int) -> int:
-        """Return the warps of a program, by the rows of its tile."""
+        """Return the number of warps of a program whose tile has this many rows."""
         return 8 if rows == ROWS[-1] or (self._has_scaled_parts and rows == self.row_sizes[-1]) else 4
 
     def step(self, rows: int) -> int:
-        """Return the blocks of inputs that one iteration multiplies, by the rows of a tile.
+        """Return the blocks of inputs that one iteration multiplies, for tiles with this many rows.
 
-        Two blocks in one iteration take fewer instructions for the loop, copies and addresses.
+        Two blocks per iteration take fewer instructions for the loop, copies and addresses.
         """
         if rows > _MOST_ROWS_OF_STEPS or self.num_stages(rows, self._most_step) < _LEAST_STAGES_OF_STEPS:
             return 1
         return self._most_step
 
     def num_stages(self, rows: int, step: int) -> int:
-        """Return the stages of the pipeline of a program, by the rows of its tile and the blocks of an iteration."""
+        """Return the pipeline stages of a program, given the rows of its tile and the blocks of an iteration."""
         weight = self.weight
         row_bytes = 1 if weight.kind in ("s8", "f8") else 2
         block = weight.chunk * weight.num_chunks
         block_bytes = block * (rows * row_bytes) + weight.words[0, 0].numel() * weight.words.element_size()
         stage_bytes = step * block_bytes + 2048
-        # Two programs share a multiprocessor unless rows are many; the rest is for sums on their way out.
+        # Two programs share a multiprocessor, except with the largest tile. The epilogue needs memory for the results.
         most = self.gpu.shared_bytes // (1 if rows == ROWS[-1] else 2) - rows * TILE_OUTPUTS * 2 - 2048
         return max(2, min(6, most // stage_bytes))
 
@@ -198,7 +198,7 @@ class QuantizedProduct:
             x_TI = x_TI.index_select(1, weight.order_I)
         elif x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
-        row_scale_TG = weight.scales  # not read
+        row_scale_TG = weight.scales  # a placeholder that the kernel does not read
         if weight.kind in ("s8", "f8"):
             code_type = torch.int8 if weight.kind == "s8" else torch.float8_e4m3fn
             x_TI, row_scale_TG = quantize_rows(
@@ -266,11 +266,12 @@ def form_of(weight: GpuQuantizedWeight) -> Form:
 
 
 def has_float8(device: torch.device) -> bool:
-    """Return whether a GPU multiplies matrices of float8_e4m3fn; True for tensors that are not on one."""
+    """Return whether a GPU multiplies matrices of float8_e4m3fn. True for other devices, where the kernel is only
+    interpreted."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernel runs on a GPU. For Blackwell for data centres Triton 3.6 makes an empty one of the
-    largest tiles."""
+    """Return whether the kernel runs on a GPU. It does not on Blackwell for data centres, where Triton 3.6 compiles the
+    largest tiles to an empty kernel."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _MAJOR_WITHOUT_KERNELS

@@ -1,9 +1,10 @@
 """The Triton kernel of products with quantized weights. A row's bits depend on neither the other rows nor the tiles.
 
-The weight is the left operand and the rows are the right one: Hopper's `wgmma` takes the left one from registers, where
-codes become numbers, and a tile has as few as 16 rows. The inputs of a split are added up in ascending order, in one
-chain of tensor core instructions, and then the splits, in ascending order. Splits are a function of the weight's shape
-and the GPU. Products and sums are fused nowhere but in `tl.fma`, so every variant of the kernel rounds alike.
+The weight is the left operand, the rows are the right one: Hopper's `wgmma` reads the left operand from registers,
+where codes are converted to numbers, and a tile may have as few as 16 rows. The inputs of a split are summed in
+ascending order, in one chain of tensor core instructions. Then the splits are added in ascending order. Splits are a
+function of the weight's shape and the GPU. Only `tl.fma` fuses products and sums, so every variant of the kernel rounds
+alike.
 
 Weights, scales and the kinds of codes are described in `gpu_quantized_layout`.
 """
@@ -37,13 +38,13 @@ class Form(NamedTuple):
     chunk: int
     num_chunks: int
     is_even: bool
-    """Whether the number of inputs is a multiple of the block size."""
+    """Whether the number of inputs is a multiple of the block size, so that rows are loaded without masks."""
     assembly: tuple[str, ...] | None
     """See `octavo.kernels.linear.gpu_quantized_layout.assembly`; `None` in Triton's interpreter."""
     pieces: tuple[tuple[tuple[int, int], ...], ...]
     """Pieces of each chunk's codes, see `pieces_of`; empty if numbers are not made in pairs of 16 bits."""
     base: int
-    """Bits of each number besides those of its code. The interpreter reads it; `assembly` contains it."""
+    """Bits of each number in addition to those of its code. Only the interpreter reads it; `assembly` contains it."""
 
 
 @triton.jit
@@ -134,10 +135,10 @@ def sum_split(
     BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
     HAS_PAIRS: tl.constexpr = len(FORM.pieces) > 0
     ROWS_ARE_QUANTIZED: tl.constexpr = KIND == "s8" or KIND == "f8"
-    # Inputs of a word of scales: a float32; or 16 bits and a minimum or zero; or the 16-bit scales of two groups.
+    # Number of inputs whose scales are in one word: one group, or two groups if a word holds just two 16-bit scales.
     SPAN: tl.constexpr = GROUP if HAS_FLOATS or HAS_OTHER else 2 * GROUP
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
+    tl.assume(end_block > first_block)  # no branch around the loop, see `_sum_split` in `gpu_kernels`
     IS_SMALL: tl.constexpr = ROWS <= 32
     # Two chunks in one product take fewer instructions. Large tiles lack registers for the numbers of both. A row has
     # the same bits in small and large tiles only if a product of two chunks adds up in ascending order, 16 inputs at a
@@ -186,7 +187,7 @@ def sum_split(
                 sums = tl.dot(numbers, x.T, sums)
             elif KIND == "s8":
                 sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
-            else:  # Hopper adds products of float8 up with 14 bits, so only the sums within a block
+            else:  # Hopper sums float8 products with 14 bits, so only the products of one block are summed there
                 row_scale_ptrs = row_scale_ptr + rows * num_row_groups + group
                 sums = _with_part(sums, tl.dot(words, x.T), scale_word, row_scale_ptrs, GROUP > 0)
     return sums
@@ -251,12 +252,13 @@ def quantized_linear_kernel(
     NUM_STAGES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Each program computes a tile, or if IS_SPREAD one split of a tile, which the last of its programs adds up.
+    """Each program computes a tile, or one split of a tile if IS_SPREAD. In that case the program of a tile that
+    finishes last adds the splits.
 
-    Unless HAS_ROW_TILES, one tile has all rows.
+    Unless HAS_ROW_TILES, all rows are in one tile.
 
-    `sums`: num_tiles x NUM_SPLITS x outputs x ROWS, of float32 or int32. `num_done`: one int32 per tile, zero before
-    and afterwards.
+    `sums`: num_tiles x NUM_SPLITS x outputs x ROWS, float32 or int32. `num_done`: one int32 per tile, zero before and
+    after the launch.
     """
     KIND: tl.constexpr = FORM.kind
     tile = tl.program_id(0) // NUM_SPLITS if IS_SPREAD else tl.program_id(0)

@@ -1,18 +1,20 @@
-"""Quantized weights as the kernel of `gpu_quantized_kernels` reads them: made once, at load. Multiplies nothing.
+"""The layout of quantized weights for the kernel of `gpu_quantized_kernels`, made once at load. Multiplies nothing.
 
-A weight is divided into tiles of 128 outputs and blocks of inputs; what a program reads at once lies together, so it
-needs no descriptors and no masks. A block is some chunks of inputs, in 16-bit words of four codes of 4 bits, or two of
-8: the j-th codes of the words of a block are its chunk j, so one or two instructions make a chunk of two words. Numbers
-that are multiplied as they are lie as bytes, one chunk in a block.
+A weight is divided into tiles of 128 outputs and blocks of inputs. The data that a program reads at once is contiguous,
+so the kernel needs neither descriptors nor masks. A block consists of one or more chunks of inputs. A 16-bit word holds
+four 4-bit codes or two 8-bit codes, one of each chunk: the j-th codes of all words are chunk j. So a few instructions
+extract the codes of a chunk from two words at once. Numbers that are multiplied without conversion (`s8`, `f8`) are
+stored as bytes, one chunk per block.
 
-The bits of a code of 4 bits lie where a mask, after at most one rotation, leaves those of a number. Where the exponent
-of a bfloat16 is 0 or 1, its lowest 8 bits count units of 2^-133: integers are such numbers, and one product and sum
-(`fma`) with a large scale makes weights of them. So that such scales are bfloat16 too, weights are 2^16 times too
-small, and sums are multiplied by that at the end; both are exact.
+A 4-bit code is stored such that rotating the word and masking it leaves the bits of the code where the 16-bit number
+has them. If the exponent field of a bfloat16 is 0 or 1, its lowest 8 bits count units of 2^-133. So an integer code is
+the bit pattern of a tiny number, and one `fma` with a large scale turns it into the weight. Weights are kept 2^16 times
+too small so that these scales fit bfloat16, and the sums are multiplied by 2^16 at the end. Both steps are exact.
 
-The scales of a tile lie by group and output, in words of 32 bits, which are the smallest that can be copied while a
-tile before is multiplied: a float32; or 16 bits with the zero or minimum of the group; or 16 bits each of two adjacent
-groups. If a block has several words of an output, two adjacent ones are read at once.
+The scales of a tile are ordered by group, then by output. They are stored in 32-bit words, the smallest unit that can
+be copied while the previous tile is multiplied. A word is a float32 scale; or a 16-bit scale with the zero or minimum
+of its group; or the 16-bit scales of two adjacent groups. If a block needs several words per output, two adjacent words
+are read at once.
 """
 
 from dataclasses import dataclass
@@ -25,37 +27,37 @@ from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, fit
 from octavo.kernels.quantize.scaling import Scaling
 
 TILE_OUTPUTS = 128
-"""Outputs of a tile, in memory and of a program."""
+"""Outputs of a tile, both in memory and in a program."""
 
 Kind = Literal["u4", "e2m1", "u8", "e4m3", "s8", "f8"]
-"""Codes of 4 or 8 bits that become numbers of the rows' type; or numbers of 8 bits, which are multiplied by rows of the
-same type: `s8` and `f8`."""
+"""Kinds of codes. `s8` and `f8` are 8-bit numbers that are multiplied by rows of the same type. All others are codes of
+4 or 8 bits that are converted to the dtype of the rows."""
 Other = Literal["none", "shift", "minimum"]
-"""What a group has beside its scale. `shift`: what is subtracted from its levels."""
+"""The second parameter of a group, in addition to its scale. A `shift` is subtracted from the levels of the group."""
 
 ROW_TYPES = (torch.bfloat16, torch.float16)
 _CHUNK = 32
 _CHUNK_OF_PRODUCTS = 128
-"""Of `s8` and `f8`: 128 bytes."""
+"""Inputs of a chunk of `s8` or `f8`: 128 bytes."""
 _GROUP_OF_OUTPUTS = 128
-"""Inputs of a group where each output has a zero or a minimum beside its scale."""
+"""Group size of weights with one scale and one zero or minimum per output: only groups can have zeros and minimums."""
 BASES = {("u4", torch.float16): 0x6400}
-"""Bits of each number beside those of its code: 1024, whose unit is 1 in the last place."""
+"""Bits of each number in addition to those of its code. 0x6400 is 1024, whose last place is 1."""
 _UNITS = {
     ("u4", torch.bfloat16): (2.0**117, 2.0**16),
     ("u8", torch.bfloat16): (2.0**117, 2.0**16),
     ("e2m1", torch.bfloat16): (2.0**110, 2.0**16),
     ("e2m1", torch.float16): (2.0**14, 1.0),
 }
-"""What scales are multiplied by, because codes are numbers so small; and sums."""
+"""Factors of the scales and of the sums. They compensate for codes that are read as tiny numbers."""
 
 Piece = tuple[int, int]
-"""How far two adjacent words are rotated to the left, as one of 32 bits, and the bits of each that are the code's."""
+"""Left rotation of two adjacent words, taken as one 32-bit word, and the mask of the code's bits in each of the two."""
 _U4, _FULL = 0x000F, 0xFFFFFFFF
 _PIECES: dict[tuple[Kind, torch.dtype], tuple[tuple[Piece, ...], ...]] = {
     ("u4", torch.bfloat16): (((0, _U4),), ((0, _U4 << 4),), ((24, _U4),), ((24, _U4 << 4),)),
     ("u4", torch.float16): (((0, _U4),), ((28, _U4),), ((24, _U4),), ((20, _U4),)),
-    # Sign, exponent and the upper bit of the fraction: as few instructions as any order of the bits needs.
+    # The bits are sign, exponent and the upper bit of the fraction. No order of the bits needs fewer instructions.
     ("e2m1", torch.bfloat16): (((0, 0x81C0),), ((26, 0x81C0),), ((22, 0x81C0),), ((28, 0x80C0), (20, 0x0100))),
     ("e2m1", torch.float16): (
         ((0, 0x8E00),),
@@ -65,8 +67,7 @@ _PIECES: dict[tuple[Kind, torch.dtype], tuple[tuple[Piece, ...], ...]] = {
     ),
     ("u8", torch.bfloat16): (((0, 0x00FF),), ((24, 0x00FF),)),  # if scales multiply the sums, not the numbers
 }
-"""Of each chunk: the bits of its codes, ascending, are those of the masks of its pieces."""
-_E4M3_UNIT = 2.0**120
+"""Pieces of each chunk. The bits of a code, in ascending order, go to the bits of all masks of its chunk."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,38 +78,40 @@ class GpuQuantizedWeight:
     num_outputs: int
     num_inputs: int
     dtype: torch.dtype
-    """Of the rows: bfloat16 or float16."""
+    """dtype of the rows: bfloat16 or float16."""
     words: Tensor
-    """int16 or bytes; shape (tiles, blocks, [chunks,] 128, chunk)."""
+    """int16, int8 or float8_e4m3fn; shape (tiles, blocks, 128, chunk)."""
     scales: Tensor
-    """int32 words, shape (tiles, words or pairs of words, 128, 1 or 2): pairs if a block has several."""
+    """int32 words; shape (tiles, words, 128, 1), or (tiles, pairs of words, 128, 2) if a block has several words."""
     scale_dtype: torch.dtype
     group_size: int
-    """0: one scale per output, of float32."""
+    """Inputs that share a scale; 0: each output has one float32 scale."""
     other: Other
     zero: int
-    """The level that means zero, unless groups have shifts."""
+    """Level that represents 0, unless groups have shifts."""
     unit: float
-    """What scales are multiplied by; of those of outputs the kernel does it."""
+    """Factor of the scales. The scales of groups already contain it; the kernel applies it to those of outputs."""
     sum_unit: float
-    """What sums are multiplied by."""
+    """Factor that the kernel applies to the sums."""
     chunk: int
+    """Inputs of a chunk."""
     num_chunks: int
+    """Chunks of a block."""
     order_I: Tensor | None
-    """int32: which input each column multiplies."""
+    """int32; the input that each column multiplies. `None` if the columns are in order."""
     row_scale: float | None
-    """Of all rows, if the checkpoint has one; else each row has its own. For `s8` and `f8`."""
+    """For `s8` and `f8`: the static scale of all rows; `None` if each row has its own scale."""
     row_scaling: Scaling
-    """Of rows for `s8`."""
+    """Scaling of the rows for `s8`."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of inputs."""
+        """Number of blocks of inputs."""
         return self.words.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """In memory."""
+        """Size of the packed weight in bytes."""
         tensors = (self.words, self.scales) if self.order_I is None else (self.words, self.scales, self.order_I)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -116,17 +119,17 @@ class GpuQuantizedWeight:
 def pack(
     weight: QuantizedWeight, dtype: torch.dtype, device: torch.device, *, has_float8: bool
 ) -> GpuQuantizedWeight | None:
-    """Return the packed form on a device; None: no kernel multiplies with this format, it must be dequantized.
+    """Return the packed form on a device; `None` if no kernel multiplies with this format, so it must be dequantized.
 
     Args:
         weight: weight on any device.
-        dtype: data type of the rows.
-        device: for the packed form.
-        has_float8: whether the GPU multiplies matrices of float8_e4m3fn; without, such weights become numbers of the
-            rows' type, and rows are not quantized.
+        dtype: dtype of the rows.
+        device: device of the packed form.
+        has_float8: whether the GPU multiplies matrices of float8_e4m3fn. If not, such weights are converted to the
+            dtype of the rows, and rows are not quantized.
     """
     if not weight.is_per_channel:
-        # Chunks of a block begin groups at fixed places.
+        # A power of 2, so that groups begin at the same chunks in every block.
         weight = weight.with_groups(weight.group_size & -weight.group_size)
         group_size = weight.group_size
     elif weight.minimum_OG is not None or weight.zero_OG is not None:
@@ -185,26 +188,27 @@ def _kind_of(weight: QuantizedWeight, group_size: int, *, has_float8: bool) -> K
 
 
 def chunks_of(kind: Kind, group_size: int) -> tuple[int, int]:
-    """Return the inputs of a chunk, all of one group, and the chunks of a block."""
+    """Return the number of inputs of a chunk, which all belong to one group, and the number of chunks of a block."""
     if kind in ("s8", "f8"):
         return _CHUNK_OF_PRODUCTS, 1
     return (_CHUNK if group_size % _CHUNK == 0 else GROUP_MULTIPLE), (4 if kind in ("u4", "e2m1") else 2)
 
 
 def pieces_of(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[tuple[Piece, ...], ...]:
-    """Return the pieces of each chunk's codes; empty: numbers are made of 8 bits in float32, or not at all."""
+    """Return the pieces of each chunk. Empty if numbers are not made from pieces: 8-bit codes are converted through
+    float32, and `s8` and `f8` not at all."""
     return () if kind == "u8" and group_size else _PIECES.get((kind, dtype), ())
 
 
 def units_of(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[float, float]:
-    """Return what scales are multiplied by, and what sums are."""
+    """Return the factors of the scales and of the sums."""
     return _UNITS.get((kind, dtype), (1.0, 1.0)) if pieces_of(kind, dtype, group_size) else (1.0, 1.0)
 
 
 def _words(
     levels_OI: Tensor, kind: Kind, dtype: torch.dtype, num_outputs: int, num_inputs: int, chunk: int, num_chunks: int
 ) -> Tensor:
-    """Return the codes of padded outputs and inputs in the order of the kernel."""
+    """Return the codes in the order of the kernel, with padded outputs and inputs."""
     codes = torch.zeros(num_outputs, num_inputs, dtype=torch.uint8, device=levels_OI.device)
     codes[: levels_OI.shape[0], : levels_OI.shape[1]] = levels_OI
     codes = codes.view(num_outputs // TILE_OUTPUTS, TILE_OUTPUTS, -1, num_chunks, chunk)
@@ -228,24 +232,25 @@ def _words(
 
 
 def _places(pieces: tuple[Piece, ...]) -> list[int]:
-    """Return the bits of a number that are those of its code, ascending."""
+    """Return the bit positions of a code in its number, ascending."""
     return [place for place in range(16) if any(mask >> place & 1 for _, mask in pieces)]
 
 
 def _rotated_right(words: Tensor, count: int) -> Tensor:
-    """Rotate words of int32."""
+    """Rotate int32 words to the right."""
     return words if not count else (words >> count) & (_FULL >> count) | words << 32 - count
 
 
 def _scales(
     weight: QuantizedWeight, kind: Kind, dtype: torch.dtype, group_size: int, device: torch.device
 ) -> tuple[Tensor, torch.dtype, Other] | None:
-    """Return the words of scales by group and output, the type of scales and what is beside them; None: no type
-    holds a scale or a minimum."""
+    """Return the words of scales by group and output, their dtype, and the second parameter of the groups; `None` if no
+    dtype holds all scales and minimums."""
     scale_GO = weight.scale_OG.to(device).T
     minimum_GO = None if weight.minimum_OG is None else weight.minimum_OG.to(device).T
     unit, sum_unit = units_of(kind, dtype, group_size)
-    # A word with the scales of two blocks would cost more instructions than bytes.
+    # Groups of a block or more get a shift with each scale: sharing a word between two blocks would save bytes, but
+    # cost more in instructions.
     has_shifts = weight.zero_OG is not None or (kind in ("u4", "u8") and group_size >= _GROUP_OF_OUTPUTS)
     other: Other = "shift" if has_shifts else "none"
     if minimum_GO is not None or (has_shifts and (kind, dtype) == ("u4", torch.bfloat16)):
@@ -271,7 +276,7 @@ def _scales(
         return (_pairs(halves_GO, minimum_GO), scale_dtype, other) if bool(minimum_GO.isfinite().all()) else None
     zero_GO = torch.full_like(halves_GO, weight.offset) if weight.zero_OG is None else weight.zero_OG.to(device).T
     if other == "minimum":
-        # Exact for a power of 2, as symmetric formats have it; other zeros are rounded as scales are.
+        # Exact if the zero is a power of 2, as in symmetric formats. Other zeros are rounded like scales.
         minimum_GO = -zero_GO.float() * halves_GO.float() / unit / sum_unit
         return _pairs(halves_GO, minimum_GO.to(scale_dtype)), scale_dtype, other
     base = 0 if kind == "u8" else torch.tensor(BASES[kind, dtype], dtype=torch.int16).view(dtype).item()
@@ -279,10 +284,10 @@ def _scales(
 
 
 def _exact_type(*values: Tensor) -> torch.dtype | None:
-    """Return the type of 16 bits that holds scales and minimums; None: none does.
+    """Return a 16-bit dtype that holds the scales and minimums; `None` if there is none.
 
-    It is their own. Those of float32 become float16, if that rounds none by more than 2^-11, or bfloat16 if that is
-    exact.
+    16-bit values keep their dtype. float32 values become float16 if none is rounded by more than 2^-11, or else
+    bfloat16 if that is exact.
     """
     dtype = values[0].dtype
     if dtype != torch.float32:
@@ -301,15 +306,16 @@ def _pairs(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def assembly(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[str, ...] | None:
-    """Return instructions that make the bits of a chunk's numbers from words, two words at once; one for each chunk.
+    """Return the PTX that makes the bits of a chunk's numbers from two words at once, one string per chunk; `None` if
+    numbers are multiplied without conversion.
 
-    PTX has no shift of two halves, and the compiler would make seven instructions where these are one to three.
+    PTX cannot shift two 16-bit halves at once. The compiler would emit seven instructions where these are a few.
     """
     if pieces_of(kind, dtype, group_size):
         return tuple(
             _pieces_assembly(pieces, BASES.get((kind, dtype), 0)) for pieces in pieces_of(kind, dtype, group_size)
         )
-    if kind == "u8":  # the bytes of 2^23 in float32, with a code in place of the lowest
+    if kind == "u8":  # the bytes of 2^23 in float32, with the code as the lowest byte
         return tuple(
             f"prmt.b32 $0, $2, 0x4b000000, {0x7540 + chunk}; prmt.b32 $1, $2, 0x4b000000, {0x7542 + chunk};"
             for chunk in range(2)
@@ -327,7 +333,7 @@ def assembly(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[str, ...]
 
 
 def _pieces_assembly(pieces: tuple[Piece, ...], base: int) -> str:
-    """Return the instructions for the codes of a chunk."""
+    """Return the PTX for the codes of one chunk."""
     lines = [".reg .b32 t, bits;"]
     for index, (rotation, mask) in enumerate(pieces):
         word = "$1"

@@ -47,9 +47,10 @@ def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return the numbers of a chunk in the type of the rows, shape (128, chunk).
+    """Return the numbers of a chunk in the dtype of the rows, shape (128, chunk).
 
-    Each instruction computes two numbers: memory delivers a code of 4 bits in the time of three instructions.
+    Each instruction computes two numbers. There is no time for more: memory delivers a 4-bit code in the time of three
+    instructions.
     """
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
@@ -66,7 +67,7 @@ def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_IND
     if HAS_GROUPS:
         scale = _half(scale_word, 0 if OTHER != "none" else is_upper, dtype)
     if KIND == "u8" or (KIND == "u4" and dtype == tl.bfloat16):
-        # Codes of 4 bits in odd chunks are the upper halves of bytes.
+        # 4-bit codes of odd chunks are in the upper half of a byte, so they read as 16 times the code.
         CODE_UNIT: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
         if HAS_GROUPS:
             if OTHER == "minimum":
@@ -99,7 +100,8 @@ def numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_IND
 
 @triton.jit
 def numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
-    """Return the numbers of a chunk in the type of the rows, (128, chunk), computed in float32 and rounded once."""
+    """Return the numbers of a chunk in the dtype of the rows, shape (128, chunk), computed in float32 and rounded
+    once."""
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
     OTHER: tl.constexpr = FORM.other

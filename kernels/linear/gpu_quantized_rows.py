@@ -1,6 +1,7 @@
-"""Rows in 8 bits for `gpu_quantized`: int8, or float8_e4m3fn, with one scale per row, or one for each group of inputs.
+"""Quantizes the rows of `gpu_quantized` to int8 or float8_e4m3fn, with one scale per row or per group of inputs.
 
-A row's numbers depend on no other row. `octavo.kernels.quantize` makes the levels of the CPU's products.
+The result of a row does not depend on other rows. Rows of products on the CPU are quantized by
+`octavo.kernels.quantize`.
 """
 
 import torch
@@ -15,10 +16,10 @@ from octavo.kernels.quantize.scaling import Scaling
 
 _BLOCK = 1024
 _GROUPS = 8
-"""Of a program."""
+"""Groups that one program quantizes."""
 _LIMITS = {torch.int8: (-128.0, 127.0), torch.float8_e4m3fn: (-448.0, 448.0)}
 _DIVISORS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}
-"""The largest magnitude divided by them is the scale."""
+"""The scale is the largest magnitude divided by this number."""
 
 
 def quantize_rows(
@@ -29,14 +30,14 @@ def quantize_rows(
     scale: float | None = None,
     scaling: Scaling = "range",
 ) -> tuple[Tensor, Tensor]:
-    """Return rows in 8 bits, and float32 scales by row and group.
+    """Return the rows in 8 bits, and their scales: float32, by row and group.
 
     Args:
         x_TI: rows whose columns are contiguous.
         dtype: int8 or float8_e4m3fn.
-        group_size: inputs that share a scale, a power of 2; 0: all of a row.
-        scale: scale of all numbers, in place of what their magnitudes say; larger numbers are clamped.
-        scaling: scaling of int8. Scales of float8_e4m3fn are largest magnitude / largest number of the type.
+        group_size: inputs that share a scale, a power of 2; 0 means all inputs of a row.
+        scale: static scale of all rows; larger numbers are clamped. `None`: scales follow from the magnitudes.
+        scaling: scaling for int8. A scale for float8_e4m3fn is largest magnitude / largest number of the dtype.
     """
     num_rows, num_inputs = x_TI.shape
     num_groups = -(-num_inputs // group_size) if group_size else 1
@@ -62,7 +63,7 @@ def quantize_rows(
             SMALLEST=SMALLEST_RECIPROCAL if dtype == torch.int8 and scaling == "reciprocal" else 0.0,
             GROUPS=groups_block,
             BLOCK=group_size or _BLOCK,
-            # A fused product and sum would round once where levels are rounded twice.
+            # A fused multiply-add would round once, but the levels are defined with two roundings.
             enable_fp_fusion=False,
             **launch_options(),
         )
@@ -90,7 +91,7 @@ def _quantize_kernel(
     BLOCK: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Quantize some groups of a row. Numbers that are not finite make the scale NaN, and so the results."""
+    """Quantize some groups of a row. If a number of a group is not finite, the scale is NaN, and so are the results."""
     begin(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
@@ -119,7 +120,7 @@ def _quantize_kernel(
         else:
             scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
         scaled = tl.minimum(tl.maximum(scaled, LOWEST), LARGEST)
-        if IS_INTEGER:  # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even
+        if IS_INTEGER:  # 12582912 is 1.5 * 2^23: the sum has no fraction bits, so it is rounded, ties to even
             scaled = (scaled + 12582912.0) - 12582912.0
         tl.store(codes_ptr + row * num_inputs + columns, scaled.to(codes_ptr.dtype.element_ty), mask=is_in)
     tl.store(scale_ptr + row * num_groups + groups, tl.where(is_finite, scale, float("nan")), mask=groups < num_groups)

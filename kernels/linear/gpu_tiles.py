@@ -11,8 +11,8 @@ INPUTS_BLOCK = {2: 64, 4: 32}
 """Inputs that a program loads at once, by element size in bytes: 128 bytes, the width of a shared memory swizzle
 line."""
 DECODE_ROWS = 64
-"""Up to this many rows form one tile. Hopper's `wgmma` has no smaller one, and the time goes into reading the
-weight."""
+"""Up to this many rows form one tile, the smallest of Hopper's `wgmma`. Its unused rows are free, because reading the
+weight takes the time."""
 _MAX_SPLITS = 8
 _LEAST_INPUTS = 16
 """Inputs of one tensor core instruction; a segment has a multiple of them."""
@@ -42,7 +42,7 @@ H100 = Gpu(132, 227 << 10, has_descriptors=True)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program computes at a time, and how it is launched."""
+    """The tile that a program computes at a time, and the launch options of the program."""
 
     rows: int
     outputs: int
@@ -54,7 +54,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the product of a number of rows is computed."""
+    """The launch of a product with some number of rows."""
 
     tile: Tile
     num_tiles: int

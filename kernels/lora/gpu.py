@@ -1,7 +1,8 @@
 """`lora` on a GPU: each tile of rows is multiplied with the A and B of the adapters that occur in it.
 
-The host does not read the rows' slots, so steps remain CUDA graphs. A row's sums are its own column of a tensor core
-product, in segments of the inputs that are added in order: neither other rows nor their adapters change its bits.
+The host does not read the rows' slots, so steps can be CUDA graphs. Each row is one column of a tensor core product.
+Its sums are computed in segments of the inputs, which are added in order. So neither other rows nor their adapters
+change its bits.
 Workers that divide both factors exchange the sums between the two kernels, as captured collectives of the same graph.
 """
 
@@ -16,7 +17,7 @@ from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape, by_expert
 
 _ROWS = 16
-"""Rows of a tile: the minimum of a tensor core product, because most tiles are those of decodes."""
+"""Rows of a tile: the minimum of a tensor core product, because most tiles hold decodes."""
 _MAX_RANKS = 64
 """Maximum number of ranks in an iteration of a program."""
 _OUTPUTS = 128
@@ -274,6 +275,11 @@ def _shrink_kernel(
     RANKS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
+    """Program (t, b, s) multiplies segment s of the inputs of a tile of rows with a block of ranks of A, for one part
+    of the layer. It does so for each adapter that occurs in the tile, in ascending order of slots.
+
+    `sums`: float32, shape (rows, parts, segments, own rank). `ranks`: rank of each slot's part; 0 if it has none.
+    """
     rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
     NUM_BLOCKS: tl.constexpr = (OWN_RANK + RANKS - 1) // RANKS
     part, block, segment = tl.program_id(1) // NUM_BLOCKS, tl.program_id(1) % NUM_BLOCKS, tl.program_id(2)
@@ -350,6 +356,11 @@ def _expand_kernel(
     RANKS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
+    """Program (t, o, p) adds the segments of a tile of rows for part p of the layer, multiplies them with a block of
+    outputs of B, and adds the result to `y`. If IS_NEW, it stores the result instead.
+
+    `starts`: first output of each part, and the end of the last one.
+    """
     rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
     WIDTH: tl.constexpr = NUM_PARTS * NUM_SEGMENTS * OWN_RANK
     part = tl.program_id(2)
@@ -370,7 +381,7 @@ def _expand_kernel(
             sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
             for block in range(0, rank, RANKS):
                 columns, is_h = block + ranks, is_own[:, None]
-                if NUM_A_PARTS > 1:  # the sums of each worker lie side by side
+                if NUM_A_PARTS > 1:  # each worker computed a block of OWN_RANK ranks, for all parts and segments
                     is_h = is_h & (columns < rank)[None, :]
                     columns = columns // OWN_RANK * WIDTH + columns % OWN_RANK
                 h = tl.zeros((ROWS, RANKS), tl.float32)

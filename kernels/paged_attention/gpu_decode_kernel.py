@@ -30,6 +30,7 @@ _FOLD_NUMBERS = tl.constexpr(2048)
 
 @triton.jit
 def _load_partial(partials, places, dims, is_row, FORM: tl.constexpr):
+    """Return the stored sums of one segment per row: sums of values, sums of weights, and the largest scores."""
     # Bypass the L1 cache, which may be stale.
     is_number = is_row[:, None] & (dims < FORM.head_dim)[None, :]
     sums_places = partials.sums + (places * FORM.head_dim)[:, None] + dims[None, :]

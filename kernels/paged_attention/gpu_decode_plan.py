@@ -77,6 +77,7 @@ def _plan_decodes_kernel(
     REQUESTS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
+    """A single program writes all lists. Each request is one entry, whose fields `ENTRY_WORDS` documents."""
     requests = tl.arange(0, REQUESTS)
     is_there = requests < num_requests
     lens = tl.load(context_lens_ptr + requests, mask=is_there, other=0).to(tl.int32)
@@ -92,16 +93,16 @@ def _plan_decodes_kernel(
     num_partials = tl.where(ends_of_partials <= max_partials, num_own, 0)
     entries = lists.entries + requests * _ENTRY_WORDS
     tl.store(entries, requests, mask=is_there)
-    tl.store(entries + 1, requests, mask=is_there)
+    tl.store(entries + 1, requests, mask=is_there)  # first row: each request has one row
     tl.store(entries + 2, 1, mask=is_there)
     tl.store(entries + 3, lens, mask=is_there)
     tl.store(entries + 4, firsts, mask=is_there)
-    tl.store(entries + 5, ends - num_kv_heads * num_own, mask=is_there)
-    tl.store(entries + 6, -1, mask=is_there)
+    tl.store(entries + 5, ends - num_kv_heads * num_own, mask=is_there)  # first unit
+    tl.store(entries + 6, -1, mask=is_there)  # no partial sums, unless a program begins within a key head
     tl.store(entries + 7, tl.cumsum(num_partials) - num_partials - firsts, mask=is_there)
     tl.debug_barrier()
 
-    # Each program searches for the request of its first unit: the last one that begins at or before it.
+    # Binary search for the request of each program's first unit: the last request that begins at or before it.
     programs = tl.arange(0, PROGRAMS)
     begins = tl.minimum(programs * tl.cdiv(num_units, num_programs), num_units)
     has_units = (programs < num_programs) & (begins < num_units)

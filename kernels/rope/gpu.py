@@ -45,6 +45,8 @@ def _rope_kernel(
     PAIRS_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
+    """Program t rotates all heads of token t. Element i is rotated with element i + NUM_PAIRS; elements from
+    2 * NUM_PAIRS on are copied."""
     token = tl.program_id(0).to(tl.int64)
     pairs = tl.arange(0, PAIRS_BLOCK)
     heads = tl.arange(0, HEADS_BLOCK)[:, None]

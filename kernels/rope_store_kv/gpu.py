@@ -116,6 +116,10 @@ def _rope_store_kv_kernel(
     HEAD_DIM_BLOCK: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
+    """Program (t, p) handles a block of heads of token t: queries if p < NUM_QUERY_BLOCKS, otherwise keys and values.
+
+    Queries go to `out`; keys and values to the cache, unless the token's slot is negative.
+    """
     begin(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)

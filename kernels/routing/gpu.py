@@ -43,7 +43,7 @@ def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[
 
 @triton.jit
 def _first_largest(values, is_open):
-    """Return the index of the largest open value; the first one in ties."""
+    """Return the index of the largest value where `is_open`; the first one in ties."""
     indices = tl.arange(0, values.shape[0])
     largest = tl.max(tl.where(is_open, values, float("-inf")), axis=0)
     return tl.min(tl.where(is_open & (values == largest), indices, values.shape[0]), axis=0)
@@ -58,7 +58,8 @@ def _in_kept_groups(
     NUM_KEPT_GROUPS: tl.constexpr,
     SUMS_TWO: tl.constexpr,
 ):
-    """Return which experts belong to the groups with the highest scores."""
+    """Return which experts belong to the groups with the highest scores. The score of a group is its best expert's, or
+    the sum of its two best if SUMS_TWO."""
     experts = tl.arange(0, choice.shape[0])
     groups = experts // (NUM_EXPERTS // NUM_GROUPS)
     scores = choice
@@ -94,6 +95,10 @@ def _route_kernel(
     SUMS_TWO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Program t chooses the experts of token t, and stores them in ascending order with their weights.
+
+    `choice`: scores by which experts are chosen, including the bias; weights come from the scores without it.
+    """
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK)
     is_expert = experts < NUM_EXPERTS

@@ -42,6 +42,7 @@ def _forbid(row_ptr, ids_ptr, num_ids, first, last):
 
 @triton.jit
 def _add_biases(row_ptr, ids_ptr, values_ptr, num_biases, first, last):
+    """Add the biases of listed tokens in [first, last)."""
     for start in range(0, num_biases, _IDS_BLOCK):
         entries = start + tl.arange(0, _IDS_BLOCK)
         ids = tl.load(ids_ptr + entries, mask=entries < num_biases, other=-1)
@@ -52,6 +53,7 @@ def _add_biases(row_ptr, ids_ptr, values_ptr, num_biases, first, last):
 
 @triton.jit
 def _penalize(row_ptr, ids_ptr, counts_ptr, num_seen, penalties_ptr, first, last):
+    """Apply the penalties to seen tokens in [first, last)."""
     repetition, frequency = tl.load(penalties_ptr), tl.load(penalties_ptr + 1)
     presence = tl.load(penalties_ptr + 2)
     for start in range(0, num_seen, _IDS_BLOCK):

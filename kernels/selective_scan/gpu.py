@@ -85,6 +85,11 @@ def _selective_scan_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
+    """Program (c, h, r) computes block c of the columns of head h, for all rows of request r in order.
+
+    `sources`, `destinations`: slot of each request's state before and after this step; if negative, the state begins
+    with zeros, or is not stored.
+    """
     head, request = tl.program_id(1), tl.program_id(2)
     start, end = tl.load(starts_ptr + request), tl.load(starts_ptr + request + 1)
     if start == end:
@@ -107,7 +112,7 @@ def _selective_scan_kernel(
     for row in range(start, end):
         x, b, c = next_x.to(tl.float32), next_b.to(tl.float32), next_c.to(tl.float32)
         dt = softplus(next_dt.to(tl.float32) + dt_bias)
-        # The next row is on its way while this one is computed.
+        # Load the next row while this one is computed.
         following = tl.minimum(row + 1, end - 1)
         next_x = tl.load(x_ptr + following * x_stride, mask=is_column, other=0.0)
         next_b = tl.load(b_ptr + following * b_stride, mask=is_place, other=0.0)

@@ -24,7 +24,7 @@ def read_slots(
     block_ids: Sequence[Tensor],
     block_tables: Sequence[Tensor],
 ) -> Tensor:
-    """See `octavo.kernels.slot_rows.read_slots`: some programs for the tokens, and one for each request."""
+    """See `octavo.kernels.slot_rows.read_slots`."""
     out_T = torch.empty_like(token_ids_T)
     num_programs = triton.cdiv(len(out_T), _BLOCK) + len(request_slots_R)
     if num_programs:
@@ -66,6 +66,8 @@ def _read_slots_kernel(
     NUM_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """The first programs replace the placeholders of BLOCK tokens each. Each further one copies the block ids of a
+    request."""
     num_token_programs = tl.cdiv(num_tokens, BLOCK)
     row = (tl.program_id(0) - num_token_programs).to(tl.int64)
     if row < 0:
@@ -128,6 +130,8 @@ def _take_back_rows_kernel(
     NUM_NUMBERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """Each program counts the drafts of ROWS requests from the first wrong one on, and subtracts the counts from
+    `numbers`."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     slots = tl.load(slots_ptr + rows, mask=is_row, other=0)
@@ -189,6 +193,8 @@ def _advance_rows_kernel(
     NUM_DRAWS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """Each program advances ROWS requests by one position. A request stays where it is if the next position has no room
+    or its present one is not stored."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     slots = tl.load(slots_ptr + rows, mask=is_row, other=0)

@@ -131,6 +131,7 @@ def _store_kv_kernel(
     HEADS_BLOCK: tl.constexpr,
     HEAD_DIM_BLOCK: tl.constexpr,
 ):
+    """Program t copies all heads of token t. Without `v`, values are part of the keys."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device: checks that it is usable, and measures its memory. `cuda_stream` launches work."""
+"""An NVIDIA GPU as a device: checks that it is usable and measures its memory. `cuda_stream` launches work on it."""
 
 import torch
 
@@ -9,9 +9,9 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.cuda_stream import CudaStream
 
 MIN_CAPABILITY = (8, 0)
-"""Ampere, the first with bfloat16 products."""
+"""Ampere, the first architecture with bfloat16 products."""
 FP8_CAPABILITY = (8, 9)
-"""Ada, the first with conversions to and from float8_e4m3fn."""
+"""Ada, the first architecture with conversions to and from float8_e4m3fn."""
 
 _PHASE = "opening the device"
 _USE_CPU = "use --device cpu"
@@ -21,11 +21,11 @@ class CudaDevice(Device):
     """The GPU of this rank.
 
     Args:
-        index: among the GPUs that this process sees.
-        is_deterministic: keep cuBLAS from splitting sums by the number of rows. Takes effect for the whole process, and
-            only before anything is computed.
+        index: index of the GPU among those that this process sees.
+        is_deterministic: prevent cuBLAS from splitting sums by the number of rows. Affects the whole process, and only
+            if nothing was computed before.
         has_fp8_cache: whether keys and values are stored in 8 bits.
-        launches_early: let kernels begin before the kernel ahead of them ends. Takes effect for the whole process.
+        launches_early: let kernels begin before the previous kernel ends. Affects the whole process.
 
     Raises:
         StartupError: this torch is not built for CUDA, or the GPU does not exist or is too old.
@@ -119,7 +119,7 @@ def prepare_products(*, is_deterministic: bool) -> None:
         set_default("CUBLASLT_WORKSPACE_SIZE", "1")
         torch.backends.cuda.preferred_blas_library("cublaslt")
         torch.backends.cudnn.deterministic = True
-    # Accumulate in float32, and no TF32 for float32 products: the user has chosen the type.
+    # Accumulate in float32, and never round float32 products to TF32: the user chose float32.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False

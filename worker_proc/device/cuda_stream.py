@@ -10,7 +10,7 @@ from octavo.worker_proc.device.stream import DeviceEvent, Graph
 
 
 class CudaEvent:
-    """An event for which a thread waits without spinning."""
+    """An event that a thread waits for without spinning."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(enable_timing=True, blocking=True)
@@ -31,7 +31,7 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A stream of its own, which becomes the current one of this thread. Work queued before is finished first.
+    """A separate stream, which becomes the current stream of this thread. Earlier work is finished first.
 
     Args:
         torch_device: the GPU.
@@ -75,7 +75,7 @@ class CudaStream:
     def capture(self, body: Callable[[], object], pool: Any) -> Graph:
         """See `octavo.worker_proc.device.stream.Stream`."""
         graph = torch.cuda.CUDAGraph()
-        # The thread that waits for events may go on meanwhile.
+        # Another thread may wait for events during a capture.
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             body()
         return graph

@@ -25,12 +25,12 @@ _EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class OPTConfig:
-    """The differences between the sizes of OPT."""
+    """Settings that differ between the models of the OPT family."""
 
     hidden_size: int
     mlp_size: int
     embedding_size: int
-    """Width of the embeddings, which are projected to and from `hidden_size` if it differs (the 350M model)."""
+    """Width of the embeddings. If it differs from `hidden_size`, they are projected to and from it (the 350M model)."""
     norms_before: bool
     """Whether norms come before attention and mlp; otherwise after (the 350M model)."""
     has_final_norm: bool
@@ -59,7 +59,7 @@ class OPTConfig:
 
 
 class DecoderLayer:
-    """Attention and mlp with their norms before or after."""
+    """Attention and mlp, each with a norm before or after it."""
 
     def __init__(self, parameters: Parameters, index: int, config: OPTConfig, shape: AttentionShape) -> None:
         name, width, bias = f"layers.{index}", config.hidden_size, config.has_bias

@@ -1,4 +1,4 @@
-"""Checkpoint names of the tensors that a model's tensors are made from: stacks of experts, fused projections."""
+"""Finds the checkpoint names of tensors that a checkpoint lacks, also for stacked experts and fused projections."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,38 +21,38 @@ class UnreadTensorError(ConfigError):
 
 
 class MissingTensorsError(ConfigError):
-    """A checkpoint lacks tensors; all others were read."""
+    """A checkpoint lacks tensors. All tensors that it has were read."""
 
 
 class Origins:
-    """Learns names from the tensors that a checkpoint holds, and names those that it lacks.
+    """Records the tensor names of a checkpoint, and derives from them the names of missing tensors.
 
-    All layers use the same names: a tensor name under `layers.0` is also used under `layers.1`.
+    Layers are assumed to use the same names: a tensor name under `layers.0` is also used under `layers.1`.
     """
 
     def __init__(self) -> None:
         self._stacks: list[tuple[Sequence[str], frozenset[str], bool]] = []
         self._full_names: set[str] = set()
         self._patterns: dict[str, str] = {}
-        """Checkpoint name by our name, with braces in place of the layer index."""
+        """Checkpoint names by our names. Both have braces in place of the layer index."""
 
     def declare(self, stack: Sequence[str], parts: Iterable[str], *, is_usual: bool) -> None:
-        """Say that tensors of a checkpoint, together, hold `parts` of the model, which have other names.
+        """Declare that some tensors of a checkpoint together hold `parts` of the model.
 
         Args:
             stack: names in the checkpoint, without prefixes.
-            parts: our names.
-            is_usual: checkpoints hold the stack, never its parts.
+            parts: our names of the parts.
+            is_usual: whether checkpoints always hold the stack, and never its parts.
         """
         self._stacks.append((stack, frozenset(parts), is_usual))
 
     def see(self, full_name: str, name: str) -> None:
-        """Note that the checkpoint holds a tensor, from which ours of this name was filled."""
+        """Record that the checkpoint tensor `full_name` filled the model's tensor `name`."""
         self._full_names.add(full_name)
         self._patterns.setdefault(layer_pattern(name), layer_pattern(full_name))
 
     def of(self, missing: Iterable[str]) -> list[str]:
-        """Return the names in the checkpoint, sorted, of tensors that have to be there to fill the missing ones."""
+        """Return the sorted checkpoint names of the tensors that would fill the model's `missing` ones."""
         return sorted({name for part in missing for name in self._names(part)})
 
     def _names(self, part: str) -> list[str]:
@@ -61,16 +61,16 @@ class Origins:
         if not seen and layer_pattern(part) not in self._patterns:
             seen = [names for names, is_usual in stacks if is_usual]
         full_names = [self._full_name(name) for name in (seen[0] if seen else [part])]
-        # Of a pair one may be there.
+        # If the stack has two tensors, the checkpoint may hold one of them.
         return [name for name in full_names if name not in self._full_names] or full_names
 
     def _full_name(self, name: str) -> str:
-        """Return the name as other layers of the checkpoint have it."""
+        """Return the checkpoint name of a tensor, as other layers of the checkpoint spell it."""
         return with_layer_of(name, self._patterns.get(layer_pattern(name), name))
 
 
 def missing_tensors(names: Sequence[str]) -> MissingTensorsError:
-    """Return the error of a checkpoint without these tensors."""
+    """Return the error for a checkpoint that lacks these tensors."""
     return MissingTensorsError(
         f"the checkpoint lacks {len(names)} tensors of this architecture: {', '.join(names[:4])}"
         + (", ..." if len(names) > 4 else ""),
@@ -79,11 +79,11 @@ def missing_tensors(names: Sequence[str]) -> MissingTensorsError:
 
 
 def with_layer_of(name: str, pattern: str) -> str:
-    """Return a pattern with the layer of a name in the place of its braces."""
+    """Replace the braces of a pattern with the layer index of a name."""
     layer = _LAYER.search(name)
     return pattern.replace("{}", layer[0]) if layer else pattern
 
 
 def layer_pattern(name: str) -> str:
-    """Return a name with braces in place of the number of the layer, which is its first."""
+    """Return a name with braces in place of its first number, which is the layer index."""
     return _LAYER.sub("{}", name, count=1)

@@ -214,7 +214,7 @@ class Parameters:
         return adapters
 
     def parts_of(self, full_name: str, values: Tensor) -> Iterable[tuple[str, Tensor | QuantizedMatrix]]:
-        """Yield the tensors of this rank that a checkpoint tensor becomes, as `load` would, and the rows of each."""
+        """Yield the tensors of this rank that `load` would fill from a checkpoint tensor, and their values."""
         for name, part in self.names.apply_rules(full_name, values):
             stack = self.stacks.get(name)
             yield from [(name, part)] if stack is None or not isinstance(part, Tensor) else stack.split(name, part)
@@ -286,7 +286,7 @@ class Parameters:
 
     @property
     def linears(self) -> Iterable[LinearWeight]:
-        """The weights of all linear layers that are here."""
+        """The weights of all linear layers of this pipeline stage."""
         return self._linears.values()
 
     @property

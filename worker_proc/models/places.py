@@ -15,14 +15,15 @@ class Place:
     """Destination of one tensor of the checkpoint."""
 
     shape: tuple[int, ...]
-    """Here."""
+    """Shape of this rank's part, in the layout of the model."""
     shard: Shard | None
-    """The part of the checkpoint's tensor that is here; `None` means all of it."""
+    """This rank's part of the checkpoint's tensor; `None` means all of it."""
     is_transposed: bool
-    """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
+    """Whether the checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
     take: Callable[[Tensor | QuantizedMatrix], None]
+    """Stores this rank's part of the values."""
     is_here: bool = True
-    """False: another pipeline stage holds it, and the checkpoint's tensor is not read."""
+    """Whether this pipeline stage holds the tensor. If not, the checkpoint's tensor is not read."""
 
 
 def oriented(place: Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
@@ -45,5 +46,5 @@ def oriented(place: Place, values: Tensor | QuantizedMatrix, name: str) -> Tenso
 
 
 def fill(target: Tensor, values: Tensor | QuantizedMatrix) -> None:
-    """Copy the values of a tensor of the checkpoint into one that exists."""
+    """Copy the values of a checkpoint tensor into an allocated one."""
     target.copy_(values if isinstance(values, Tensor) else values.dequantized())

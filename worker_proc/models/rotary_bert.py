@@ -1,4 +1,4 @@
-"""NomicBERT and GTE: BERT with rotary positions and gated mlps, each in its own spelling and that of transformers."""
+"""NomicBERT and GTE: BERT with rotary positions and gated mlps. Reads their own config keys and transformers' ones."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +88,7 @@ class RotaryBertConfig:
 
     @classmethod
     def _of_nomic(cls, facts: ModelFacts) -> "RotaryBertConfig":
-        """Read the spelling of nomic-embed-text-v1.5."""
+        """Read the config keys of nomic-embed-text-v1.5."""
         config = facts.hf_config
         for key, value in (("prenorm", False), ("parallel_block", False), ("use_rms_norm", False), ("causal", False)):
             reject_unless(config, key, [value, None])
@@ -123,7 +123,8 @@ class RotaryBertConfig:
 
 
 def _rotary(config: dict[str, Any], head_dim: int, *, default_theta: float) -> Rotary:
-    """Make the angles, also for the scaling that GTE calls "ntk": the base times its factor, and all a bit slower."""
+    """Make the angles. GTE's scaling "ntk" multiplies the base by its factor, and divides all frequencies by
+    factor ** (2 / head_dim)."""
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.get("type") != "ntk":
         return rotary_from_config(config, head_dim, default_theta=default_theta)

@@ -22,7 +22,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config = facts.hf_config
-    ignore(config, "activation_function")  # the same as hidden_act
+    ignore(config, "activation_function")  # a duplicate of hidden_act
     reject_unless(config, "norm_type", ["layer_norm"])
     reject_unless(config, "mlp_type", ["default"])
     is_tied = optional(config, "tie_word_embeddings", True)

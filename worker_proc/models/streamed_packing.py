@@ -7,7 +7,8 @@ from octavo.worker_proc.models.linear_weight import LinearWeight
 
 
 class StreamedPacking:
-    """Packs each weight of a linear layer when all of its tensors were read. Weights that layers share come last.
+    """Packs the weight of a linear layer as soon as all of its tensors were read. Tied weights are packed by
+    `Parameters.pack` after everything was read.
 
     Args:
         weights: weights of the model.
@@ -22,7 +23,7 @@ class StreamedPacking:
         self._weight_of = {name: weight for weight, names in self._missing.items() for name in names}
 
     def weight_of(self, name: str) -> LinearWeight | None:
-        """Return the weight of which a tensor that was not read yet is a part; `None` if it is none of a linear
+        """Return the weight that a tensor belongs to; `None` if the tensor was read before, or belongs to no linear
         layer."""
         return self._weight_of.get(name)
 

@@ -1,4 +1,4 @@
-"""`TensorNames`: maps the tensors of a checkpoint to those of a model."""
+"""`TensorNames`: maps the tensors of a checkpoint to the tensors of a model."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,12 +11,12 @@ Split = Callable[[str, Values], Iterable[tuple[str, Values]]]
 
 
 class TensorNames:
-    """Splits tensors, and gives them the model's names.
+    """Splits stacked tensors of a checkpoint, and renames tensors to the model's names.
 
     Args:
         prefixes: prefixes that names in a checkpoint may have ("model.", "transformer.").
         ignored: patterns of names that are not loaded (masks and tables that are computed here).
-        rules: rules that convert the tensors of a checkpoint, without their prefixes, to those of the model.
+        rules: rules that convert tensors of a checkpoint, without their prefixes, to tensors of the model.
     """
 
     def __init__(self, prefixes: Sequence[str], ignored: Sequence[str], rules: Sequence[Rule]) -> None:
@@ -39,7 +39,7 @@ class TensorNames:
 
         Args:
             names: names without prefixes; `split` is called with one tensor after another.
-            split: returns the parts as soon as it can.
+            split: yields parts as soon as it has all tensors that they need.
             parts: names of the parts.
             is_usual: whether checkpoints usually hold `names`; False: they may hold the parts themselves.
         """
@@ -47,7 +47,7 @@ class TensorNames:
         self._origins.declare(names, parts, is_usual=is_usual)
 
     def forget_splits(self) -> None:
-        """Release tensors that unfinished splits hold. Called when nothing more is read."""
+        """Release the tensors that unfinished splits hold. Called after the last tensor was read."""
         self._splits.clear()
 
     def read(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:

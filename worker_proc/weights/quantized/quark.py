@@ -1,9 +1,9 @@
-"""AMD's Quark, which selects a layer's quantization scheme by name, by class, or for all layers.
+"""Checkpoints of AMD's Quark, which selects the quantization scheme of a layer by its name or class.
 
-weight        float8_e4m3fn (outputs, inputs), or int8; uint8 (outputs, inputs / 2) of 4-bit floats
-weight_scale  of the tensor or of outputs; of blocks; uint8 (outputs, inputs / 32), powers of two (e8m0), of MXFP4
-input_scale   one number, where activations have a static scale
-weight_zero_point, bias_scale and so on: of asymmetric weights, which are not supported
+weight        float8_e4m3fn or int8 (outputs, inputs); MXFP4: uint8 (outputs, inputs / 2), two 4-bit floats per byte
+weight_scale  one per tensor, output or block; MXFP4: uint8 (outputs, inputs / 32), powers of two (e8m0)
+input_scale   one number, if activations have a static scale
+weight_zero_point, bias_scale and so on: parts of asymmetric weights, which are not supported
 
 value = scale * code
 """
@@ -33,12 +33,12 @@ _UNUSED = """
 enable_buffer_reuse is_scale_quant max_input_numel mx_element_dtype observer_cls round_method
 scale_calculation_mode scale_type zero_point_type
 """
-"""Settings of the quantizer, and settings that the tensors repeat."""
+"""Settings that only the quantizer used, and settings that the tensors show, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """How the layers of a group are quantized."""
+    """The quantization scheme of a group of layers."""
 
     dtype: str
     group_size: int | None
@@ -54,7 +54,7 @@ class Quark:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        # `algo_config` says how weights were found.
+        # `algo_config` describes how the quantizer chose the weights.
         ignore(config, "quant_method", "quant_mode", "version", "algo_config")
         self._skipped: list[str] = optional(config, "exclude", [])
         for key in ("softmax_quant_spec", "kv_cache_post_rope"):
@@ -79,8 +79,8 @@ class Quark:
         config.reject_unread("quark", section=_SECTION)
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
-        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; `None` means
-        none."""
+        """Return the scheme of the first pattern that matches a layer's name, or else the scheme of all layers; `None`
+        if the layer is not quantized."""
         return first_match(self._of_layers, layer, lambda pattern, name: fnmatch(name, pattern), self._of_all)
 
     def layout(self, layer: str) -> Layout | None:
@@ -124,8 +124,9 @@ def _refused(key: str, what: str) -> ConfigError:
 
 
 def _check_export(export: CheckedConfig) -> list[str]:
-    """Return the patterns of layers whose outputs are keys or values: those with scales of a cache."""
-    ignore(export, "min_kv_scale", "pack_method", "weight_merge_groups")  # the order is that of 4-bit integers
+    """Return the patterns of layers that compute keys or values. The scales of their outputs belong to the cache."""
+    # `pack_method` is the order of packed 4-bit integers, which are not supported.
+    ignore(export, "min_kv_scale", "pack_method", "weight_merge_groups")
     reject_unless(export, "weight_format", ("real_quantized", None))
     keys_and_values: list[str] = optional(export, "kv_cache_group", [])
     export.reject_unread("quark", section="export")
@@ -133,7 +134,7 @@ def _check_export(export: CheckedConfig) -> list[str]:
 
 
 def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | None:
-    """Return how layers are quantized; `None` if they are not. `is_cached`: their outputs are keys or values."""
+    """Return a scheme; `None` if its layers are not quantized. `is_cached`: their outputs are keys or values."""
     if settings is None:
         return None
     if not isinstance(settings, Mapping):
@@ -152,7 +153,7 @@ def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | 
     block, group_size = _block(weight), weight.get("group_size")
     ignore(weight, "ch_axis")
     if strategy == "per_channel":
-        reject_unless(weight, "ch_axis", (0, None))  # of outputs
+        reject_unless(weight, "ch_axis", (0, None))  # the outputs
     reject_unless(weight, "symmetric", (True, None))
     reject_unless(weight, "is_dynamic", (False, None))
     if kind == "fp4":
@@ -173,7 +174,7 @@ def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | 
 
 
 def _tensor_config(section: Any, where: str) -> CheckedConfig:
-    """Return how a tensor is quantized."""
+    """Return the settings of a tensor's quantization."""
     if isinstance(section, list) and len(section) == 1:
         section = section[0]
     if not isinstance(section, Mapping):
@@ -186,14 +187,15 @@ def _tensor_config(section: Any, where: str) -> CheckedConfig:
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the two lengths of a block; `None` if they are not said, or are one number, as other schemes have it."""
+    """Return the two lengths of a block; `None` if `block_size` is missing, or one number, as in other schemes."""
     return None if type(config.get("block_size")) is int else block_of(config, "block_size")
 
 
 def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | None:
-    """Return how rows are to be quantized; `None` if the checkpoint does not say, or, as the log says, in vain.
+    """Return the quantization of rows; `None` if the checkpoint requires none, or one that is not supported (which is
+    logged).
 
-    `block`: of the weight. Rows have groups of as many inputs then.
+    `block`: block of the weight. Groups of rows must have as many inputs as the block.
     """
     if section is None:
         return None
@@ -211,7 +213,7 @@ def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | 
     if not is_dynamic and strategy != "per_tensor":
         raise _refused(where, f"static activations with {strategy!r} scales")
     if strategy == "per_channel":
-        # Tokens are the dimension before the last, of two or, as Quark's own recipes have it, of three.
+        # The axis of tokens is 0 of two dimensions, or 1 of three, as in Quark's own recipes.
         reject_unless(config, "ch_axis", (0, 1, None))
     elif strategy == "per_tensor" and is_dynamic:
         logger.info("the checkpoint asks for one scale of the activations of a batch: each token has its own instead")

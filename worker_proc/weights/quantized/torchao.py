@@ -1,13 +1,13 @@
-"""torchao as transformers saves it to safetensors: tensors of a subclass, whose type is in the file's metadata.
+"""Checkpoints of torchao, saved by transformers as safetensors. The file's metadata has the tensor subclass of each.
 
 _weight_qdata       int8 (outputs, inputs) (Int8Tensor, IntxUnpackedToInt8Tensor), or float8_e4m3fn (Float8Tensor)
-_weight_scale       of outputs, groups or the tensor
-_weight_zero_point  int8, of the same shape
-_weight_act_quant_scale  one number: of all activations
+_weight_scale       one per output, group or tensor
+_weight_zero_point  int8, same shape as the scale
+_weight_act_quant_scale  static scale of all activations, one number
 
 value = scale * (level - zero)
 
-The stack of all experts that a model of Transformers 5 has as one parameter, `experts.gate_up_proj`, is saved as
+Models of Transformers 5 have one parameter for all experts of a layer, such as `experts.gate_up_proj`. It is saved as
 `experts._gate_up_proj_qdata` (experts, 2 * inner width, width) and so on.
 """
 
@@ -42,7 +42,7 @@ class TorchAo:
 
     def __init__(self, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         config = CheckedConfig(config)
-        # How each tensor was quantized is in the metadata.
+        # The metadata has the settings of each tensor.
         ignore(config, "quant_method", "quant_type_kwargs")
         self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
         self._type = str(config.get("quant_type"))
@@ -63,7 +63,7 @@ class TorchAo:
         return _matrix(layer, kind, fields, tensors)
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Return the stack and the part of each tensor: the metadata names the parameters of the model."""
+        """Return the stack that each tensor belongs to, and its part. The metadata names the model's parameters."""
         places = {}
         for parameter in self._metadata:
             module, _, own = parameter.rpartition(".")
@@ -97,7 +97,7 @@ class TorchAo:
         return StoredStack(name, len(codes_EOI), (num_outputs, num_inputs), cut)
 
     def _described(self, parameter: str) -> tuple[str | None, dict[str, Any]]:
-        """Return the type of a tensor, and its fields."""
+        """Return the class name of a tensor's subclass (`None` if it has none), and its fields."""
         described = json.loads(self._metadata.get(parameter, "{}"))
         return described.get("_type"), described.get("_data", {})
 
@@ -126,7 +126,7 @@ def _block(fields: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _rows(layer: str, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> tuple[RowType | None, float | None]:
-    """Return how rows are to be quantized, and their static scale."""
+    """Return the quantization of rows and their static scale; `None` for what they do not have."""
     quantization = (fields.get("act_quant_kwargs") or {}).get("_data", {})
     mapping = quantization.get("mapping_type", {}).get("_data", "SYMMETRIC")
     if quantization.get("reduce_range"):

@@ -1,4 +1,4 @@
-"""AutoRound's notes in config.json about how it found the weights, in each format that it writes."""
+"""Keys of config.json in which AutoRound records its settings, whichever format it writes."""
 
 AUTO_ROUND = (
     *("autoround_version", "amp", "batch_size", "enable_minmax_tuning", "enable_norm_bias_tuning", "supported_types"),
@@ -6,4 +6,4 @@ AUTO_ROUND = (
     *("nsamples", "seqlen", "scale_dtype", "dataset", "super_bits", "super_group_size", "quant_block_list"),
     *("static_kv_granularity", "static_attention_granularity", "to_quant_block_names", "block_name_to_quantize"),
 )
-"""Keys that change nothing. The last two name blocks of layers, which tensors say too."""
+"""Keys without effect on the loaded model. The last two name blocks of layers, which the tensors show, too."""
