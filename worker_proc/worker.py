@@ -122,7 +122,7 @@ class Worker:
         if spec.world_size > 1 or config.is_lock_step:
             with reporter.phase("joining the other workers"):
                 peers = join_peers(spec, library, device.torch_device, env)
-                peers.meet()  # every rank measures its free memory before any rank allocates
+                peers.barrier()  # every rank measures its free memory before any rank allocates
         with reporter.phase("loading weights"):
             model = load_model(
                 config,

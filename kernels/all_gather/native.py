@@ -37,7 +37,7 @@ def record(x_TP: Tensor, group: SharedMemoryGroup, first_column: int, width: int
         [Buffer(width)],
         bind,
         is_row_wise=True,
-        keeps=[group],
+        keep_alive=[group],
         max_rows=group.area_bytes // (width * torch.float32.itemsize),
     )
     return as_tensor(value.recorder.append(node, (width,)))

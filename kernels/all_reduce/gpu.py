@@ -45,7 +45,7 @@ class OneShotAllReduce:
         dtype: dtype of the sums.
         part_dtype: dtype of the parts: the same, or float32.
         device: device of this rank.
-        keeps: owner of the memory, kept alive.
+        keep_alive: owner of the memory, kept alive.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class OneShotAllReduce:
         dtype: torch.dtype,
         part_dtype: torch.dtype,
         device: torch.device,
-        keeps: object = None,
+        keep_alive: object = None,
     ) -> None:
-        self._keeps = keeps
+        self._keep_alive = keep_alive
         self.max_rows, self.width, self.dtype, self._part_dtype = max_rows, width, dtype, part_dtype
         self._rank, self._size = rank, len(addresses)
         self._addresses_N = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._num_calls_P = torch.zeros(NUM_PROGRAMS, dtype=torch.int64, device=device)
         """Number of calls of each program; on the device, so that a replayed graph keeps counting."""
 
-    def serves(self, partial_TD: Tensor) -> bool:
+    def can_sum(self, partial_TD: Tensor) -> bool:
         """Return whether it can sum a part of this shape and dtype."""
         num_rows, width = partial_TD.shape
         return num_rows <= self.max_rows and width == self.width and partial_TD.dtype == self._part_dtype
@@ -76,7 +76,7 @@ class OneShotAllReduce:
         """Return the sum of all ranks' `partial`, plus the bias.
 
         Raises:
-            ShapeError: see `serves`.
+            ShapeError: see `can_sum`.
         """
         out_TD = torch.empty_like(partial_TD, dtype=self.dtype)
         self._launch(partial_TD, bias_D, None, None, None, out_TD, 0.0)
@@ -88,7 +88,7 @@ class OneShotAllReduce:
         """Return `add_rms_norm` of `x` and the sum of all ranks' `partial` plus the bias, with the bits of both.
 
         Raises:
-            ShapeError: see `serves`.
+            ShapeError: see `can_sum`.
         """
         total_TD, out_TD = (torch.empty_like(partial_TD, dtype=self.dtype) for _ in range(2))
         self._launch(partial_TD, bias_D, x_TD.contiguous(), weight_D.contiguous(), total_TD, out_TD, eps)
@@ -105,7 +105,7 @@ class OneShotAllReduce:
         eps: float,
     ) -> None:
         num_rows = len(partial_TD)
-        require(self.serves(partial_TD), f"all_reduce: {tuple(partial_TD.shape)}, at most {self.max_rows} rows")
+        require(self.can_sum(partial_TD), f"all_reduce: {tuple(partial_TD.shape)}, at most {self.max_rows} rows")
         if not num_rows:
             return
         block = triton.next_power_of_2(self.width)
@@ -131,7 +131,7 @@ class OneShotAllReduce:
 
 
 @triton.jit
-def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+def _tree_sum(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Return the sum of the parts of `COUNT` ranks, starting at rank `FIRST`, at byte `offset` of each rank's
     memory."""
     if COUNT == 1:
@@ -140,13 +140,13 @@ def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: t
         total = tl.load(part_ptr, mask=is_in, other=0.0, cache_modifier=".cg").to(tl.float32)
     else:
         HALF: tl.constexpr = COUNT // 2
-        first = _sum_in_halves(addresses_ptr, offset, is_in, element, FIRST, HALF)
-        total = first + _sum_in_halves(addresses_ptr, offset, is_in, element, FIRST + HALF, COUNT - HALF)
+        first = _tree_sum(addresses_ptr, offset, is_in, element, FIRST, HALF)
+        total = first + _tree_sum(addresses_ptr, offset, is_in, element, FIRST + HALF, COUNT - HALF)
     return total
 
 
 @triton.jit
-def _meet(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
+def _barrier(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
     """Wait until the same program of every rank has called this function as often as this one.
 
     Everything that they stored before can be read afterwards. Flags count calls, because a fast rank may signal its
@@ -205,10 +205,10 @@ def _all_reduce_kernel(
     for row in range(program, num_rows, NUM_PROGRAMS):
         own_ptr = (own + first + (row * WIDTH + columns) * ELEMENT_BYTES).to(tl.pointer_type(element))
         tl.store(own_ptr, tl.load(partial_ptr + row * WIDTH + columns, mask=is_in), mask=is_in)
-    _meet(addresses_ptr, num_calls_ptr, rank, SIZE, NUM_PROGRAMS)
+    _barrier(addresses_ptr, num_calls_ptr, rank, SIZE, NUM_PROGRAMS)
     for row in range(program, num_rows, NUM_PROGRAMS):
         offset = first + (row * WIDTH + columns) * ELEMENT_BYTES
-        sum32 = _sum_in_halves(addresses_ptr, offset, is_in, element, 0, SIZE)
+        sum32 = _tree_sum(addresses_ptr, offset, is_in, element, 0, SIZE)
         if bias_ptr is not None:
             sum32 += tl.load(bias_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
         out = sum32.to(out_element)

@@ -66,7 +66,7 @@ def _node(
         bind,
         is_row_wise=True,
         in_place=0 if residual is None else 1,
-        keeps=[group, bias_D],
+        keep_alive=[group, bias_D],
         absorb=absorb,
         max_rows=group.area_bytes // exchanged_bytes(1, x.width, group.size),
     )

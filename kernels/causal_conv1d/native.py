@@ -48,6 +48,8 @@ def record(
             int(has_silu),
         )
 
-    keeps = [weight_WD, bias, state_SKD]
-    node = Node("causal_conv1d", [x], [Buffer(x.width)], bind, is_row_wise=False, mixes_rows=True, keeps=keeps)
+    keep_alive = [weight_WD, bias, state_SKD]
+    node = Node(
+        "causal_conv1d", [x], [Buffer(x.width)], bind, is_row_wise=False, mixes_rows=True, keep_alive=keep_alive
+    )
     return as_tensor(x.recorder.append(node, (x.width,)))

@@ -42,4 +42,4 @@ def embedding_node(ids: Ids, table_VD: Tensor, output: Buffer) -> Node:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return EmbeddingArguments(Matrix.of(table_VD), outputs[0], ids.offset, len(table_VD), SOURCES[ids.source], 0)
 
-    return Node("embedding", [], [output], bind, is_row_wise=True, keeps=[table_VD])
+    return Node("embedding", [], [output], bind, is_row_wise=True, keep_alive=[table_VD])

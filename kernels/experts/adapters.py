@@ -104,8 +104,8 @@ class RecordedAdapters:
 
         arrays = [self._chunks, self._rows, self._sources, self._changed, ends]
         outputs = [array.buffer for array in arrays]
-        node = Node("group_places", [experts, places], outputs, bind, is_row_wise=False, keeps=[filled])
-        self._recorder.do(node)
+        node = Node("group_places", [experts, places], outputs, bind, is_row_wise=False, keep_alive=[filled])
+        self._recorder.append_effect(node)
 
     def of_gates_and_ups(self, x: Value) -> Deltas:
         """Return what adapters add to gates and ups, given the hidden states of tokens."""
@@ -117,7 +117,7 @@ class RecordedAdapters:
 
         inputs = [x, self._chunks, self._rows, self._sources]
         node = self._node("lora_shrink", inputs, self._sums(slots), bind, slots)
-        node.wants = slots.input_form
+        node.input_form = slots.input_form
         return self._expanded(self._append(node), slots)
 
     def of_downs(self, x: Value, layout: PlacedRows) -> Deltas:
@@ -159,7 +159,7 @@ class RecordedAdapters:
 
     def _node(self, operation: str, inputs: list[Value], layout: PlacedRows, bind: Bind, slots: NativeLora) -> Node:
         out = Buffer(layout.buffer_width, layout.type)
-        return Node(operation, inputs, [out], bind, is_row_wise=False, keeps=[slots])
+        return Node(operation, inputs, [out], bind, is_row_wise=False, keep_alive=[slots])
 
     def _sums(self, slots: NativeLora) -> PlacedRows:
         return PlacedRows(self._top_k, slots.sums_width, torch.float32)

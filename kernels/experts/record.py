@@ -93,7 +93,7 @@ class _Recording:
         return self._combine(output, outputs)
 
     def _append(self, node: Node) -> list[Value]:
-        self._recorder.do(node)
+        self._recorder.append_effect(node)
         return [Value(self._recorder, buffer, 0, (buffer.width,)) for buffer in node.outputs]
 
     def _parts(self, form: Form, num_places: int) -> list[PlacedRows]:
@@ -124,7 +124,7 @@ class _Recording:
             [self._places.buffer, self._firsts.buffer, *outputs],
             bind,
             is_row_wise=False,
-            wants=form,
+            input_form=form,
         )
         return list(zip(layouts, self._append(node)[2:], strict=True))
 
@@ -165,11 +165,11 @@ class _Recording:
             bind_give,
             is_row_wise=False,
             mixes_rows=True,
-            keeps=[engines],
-            wants=form,
+            keep_alive=[engines],
+            input_form=form,
             max_rows=engines.max_rows,
         )
-        self._recorder.do(give)
+        self._recorder.append_effect(give)
         outputs = [Buffer(layout.buffer_width, layout.type) for layout in layouts]
         places = Buffer(place_layout.buffer_width, torch.int32)
         node = Node("dispatch", [], [places, self._firsts.buffer, *outputs], bind_dispatch, is_row_wise=False)
@@ -193,7 +193,7 @@ class _Recording:
                 engines.group.address,
             )
 
-        self._recorder.do(
+        self._recorder.append_effect(
             Node(
                 "return_outputs",
                 [output, places],
@@ -201,7 +201,7 @@ class _Recording:
                 bind,
                 is_row_wise=False,
                 mixes_rows=True,
-                keeps=[engines],
+                keep_alive=[engines],
             )
         )
 
@@ -260,7 +260,7 @@ class _Recording:
             [Buffer(out.buffer_width, out.type)],
             bind,
             is_row_wise=False,
-            keeps=[structure, up_structure, weights, ups],
+            keep_alive=[structure, up_structure, weights, ups],
             work=self._top_k * weights[0].num_inputs * weights[0].num_outputs * (1 if ups is None else 2),
         )
         return [(out, self._append(node)[0])]
@@ -297,7 +297,7 @@ class _Recording:
             is_row_wise=False,
             mixes_rows=engines is not None,  # the returned outputs are valid until the next exchange
             in_place=None if residual is None else 3,
-            keeps=[bias_ED, engines],
+            keep_alive=[bias_ED, engines],
             absorb=absorb,
         )
 

@@ -47,6 +47,8 @@ def record(
         )
 
     v = inputs[2]
-    keeps = [a_scale_H, dt_bias_H, state_SHKV]
-    node = Node("gated_delta_rule", inputs, [Buffer(v.width)], bind, is_row_wise=False, mixes_rows=True, keeps=keeps)
+    keep_alive = [a_scale_H, dt_bias_H, state_SHKV]
+    node = Node(
+        "gated_delta_rule", inputs, [Buffer(v.width)], bind, is_row_wise=False, mixes_rows=True, keep_alive=keep_alive
+    )
     return as_tensor(v.recorder.append(node, (v.width,)))

@@ -23,7 +23,7 @@ def gated_rms_norm(
     if sums_TR is None:
         sums = _square_sums(parts, num_segments)
     else:
-        sums = _sum_of_halves(sums_TR.float().contiguous())[:, None, None]
+        sums = _tree_sum(sums_TR.float().contiguous())[:, None, None]
         width *= sums_TR.shape[1]
     inverse = torch.rsqrt((sums / width).add_(eps))
     out_TD = (parts * inverse).view(x_TD.shape) * weight.float().repeat(x_TD.shape[1] // len(weight))
@@ -45,12 +45,12 @@ def _silu(gate_TD: Tensor) -> Tensor:
 def _square_sums(parts_TGW: Tensor, num_segments: int) -> Tensor:
     """Return the sum of squares of each part, shape TG1."""
     segments_TGSW = parts_TGW.square().unflatten(2, (num_segments, -1))
-    return _sum_of_halves(segments_TGSW.sum(dim=3)).unsqueeze(2)
+    return _tree_sum(segments_TGSW.sum(dim=3)).unsqueeze(2)
 
 
-def _sum_of_halves(values: Tensor) -> Tensor:
+def _tree_sum(values: Tensor) -> Tensor:
     """Add up the last dimension: the first half plus the second."""
     count = values.shape[-1]
     if count == 1:
         return values[..., 0]
-    return _sum_of_halves(values[..., : count // 2]) + _sum_of_halves(values[..., count // 2 :])
+    return _tree_sum(values[..., : count // 2]) + _tree_sum(values[..., count // 2 :])

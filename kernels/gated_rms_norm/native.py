@@ -66,7 +66,7 @@ def record(
             int(is_gate_first),
         )
 
-    node = Node("gated_rms_norm", inputs, [Buffer(x.width)], bind, is_row_wise=True, keeps=[weight_D])
+    node = Node("gated_rms_norm", inputs, [Buffer(x.width)], bind, is_row_wise=True, keep_alive=[weight_D])
     return as_tensor(x.recorder.append(node, (x.width,)))
 
 

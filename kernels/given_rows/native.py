@@ -22,7 +22,7 @@ def record(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor, given_id: int) -
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return GivenRowsArguments(*inputs, Matrix.of(given_XD), *outputs, given_id)
 
-    node = Node("given_rows", [x], [Buffer(x.width)], bind, is_row_wise=True, in_place=0, keeps=[given_XD])
+    node = Node("given_rows", [x], [Buffer(x.width)], bind, is_row_wise=True, in_place=0, keep_alive=[given_XD])
     return as_tensor(x.recorder.append(node, (x.width,)))
 
 
@@ -34,5 +34,5 @@ def record_all(rows_T: Tensor, given_XD: Tensor) -> Tensor:
         return GivenRowsArguments(Matrix.of(given_XD), Matrix.of(given_XD), *outputs, 0)
 
     output = Buffer(given_XD.shape[1])
-    node = Node("given_rows", [], [output], bind, is_row_wise=True, keeps=[given_XD])
+    node = Node("given_rows", [], [output], bind, is_row_wise=True, keep_alive=[given_XD])
     return as_tensor(recorder.append(node, (output.width,)))

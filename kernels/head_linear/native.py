@@ -42,8 +42,8 @@ def record(x_TNS: Tensor, heads: Sequence[PackedLinear]) -> Tensor:
         [Buffer(width, torch.float32)],
         bind,
         is_row_wise=False,
-        keeps=[structures, packed],
-        wants=packed[0].input_form,
+        keep_alive=[structures, packed],
+        input_form=packed[0].input_form,
         work=width * heads[0].num_inputs,
     )
     return as_tensor(value.recorder.append(node, (width,)))

@@ -42,7 +42,7 @@ def record(
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return arguments(inputs, outputs, widths)
 
-    recorder.do(Node("latent_heads", inputs, [queries, keys], bind, is_row_wise=True))
+    recorder.append_effect(Node("latent_heads", inputs, [queries, keys], bind, is_row_wise=True))
     return (
         as_tensor(Value(recorder, queries, 0, (num_heads, widths.key))),
         as_tensor(Value(recorder, keys, 0, (1, widths.key))),

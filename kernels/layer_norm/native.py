@@ -29,5 +29,5 @@ def record(x_TD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return LayerNormArguments(inputs[0], outputs[0], weight.data_ptr(), bias.data_ptr(), value.dims[-1], eps)
 
-    node = Node("layer_norm", [value], [Buffer(value.width)], bind, is_row_wise=True, keeps=[weight, bias])
+    node = Node("layer_norm", [value], [Buffer(value.width)], bind, is_row_wise=True, keep_alive=[weight, bias])
     return as_tensor(value.recorder.append(node, value.dims))

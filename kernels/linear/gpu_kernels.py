@@ -232,15 +232,15 @@ def linear_kernel(
 
 
 @triton.jit
-def _sum_in_halves(ptr, stride, is_in, FIRST: tl.constexpr, COUNT: tl.constexpr):
+def _tree_sum(ptr, stride, is_in, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Return the sum of `COUNT` float32 blocks starting at block `FIRST`; blocks are `stride` elements apart."""
     if COUNT == 1:
         # Bypass the L1 cache, which may be stale.
         total = tl.load(ptr + FIRST * stride, mask=is_in, other=0.0, cache_modifier=".cg")
     else:
         HALF: tl.constexpr = COUNT // 2
-        first = _sum_in_halves(ptr, stride, is_in, FIRST, HALF)
-        total = first + _sum_in_halves(ptr, stride, is_in, FIRST + HALF, COUNT - HALF)
+        first = _tree_sum(ptr, stride, is_in, FIRST, HALF)
+        total = first + _tree_sum(ptr, stride, is_in, FIRST + HALF, COUNT - HALF)
     return total
 
 
@@ -251,7 +251,7 @@ def add_groups_kernel(
     """Add the sums of all groups as in a binary tree, and the bias if there is one. `sums`: a matrix for each group."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_in = places < num_sums
-    total = _sum_in_halves(sums_ptr + places, num_sums.to(tl.int64), is_in, 0, NUM_GROUPS)
+    total = _tree_sum(sums_ptr + places, num_sums.to(tl.int64), is_in, 0, NUM_GROUPS)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + places % num_outputs, mask=is_in, other=0.0).to(tl.float32)
     tl.store(out_ptr + places, total.to(out_ptr.dtype.element_ty), mask=is_in)
@@ -267,7 +267,7 @@ def _add_splits(
     num_rows,
     num_outputs,
     NUM_SPLITS: tl.constexpr,
-    IN_HALVES: tl.constexpr,
+    IS_TREE_SUM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -282,12 +282,12 @@ def _add_splits(
         rows = start + tl.arange(0, PART)
         is_row = (first_row + rows < num_rows)[:, None]
         part_ptr = tile_ptr + rows[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-        if IN_HALVES:
-            total = _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, 0, NUM_SPLITS)
+        if IS_TREE_SUM:
+            total = _tree_sum(part_ptr, ROWS * OUTPUTS, is_row, 0, NUM_SPLITS)
         else:
-            total = _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, 0, 1)
+            total = _tree_sum(part_ptr, ROWS * OUTPUTS, is_row, 0, 1)
             for split in tl.static_range(1, NUM_SPLITS):
-                total += _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, split, 1)
+                total += _tree_sum(part_ptr, ROWS * OUTPUTS, is_row, split, 1)
         _store_tile(
             out_ptr,
             bias_ptr,
@@ -319,7 +319,7 @@ def split_linear_kernel(
     row_stride,
     split_inputs,
     NUM_SPLITS: tl.constexpr,
-    IN_HALVES: tl.constexpr,
+    IS_TREE_SUM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
@@ -377,7 +377,7 @@ def split_linear_kernel(
             num_rows,
             num_outputs,
             NUM_SPLITS=NUM_SPLITS,
-            IN_HALVES=IN_HALVES,
+            IS_TREE_SUM=IS_TREE_SUM,
             HAS_BIAS=HAS_BIAS,
             IS_GATED=IS_GATED,
             ROWS=ROWS,

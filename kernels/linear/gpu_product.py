@@ -121,8 +121,8 @@ class InvariantLinear:
         if launch.is_spread:
             num_sums = launch.num_tiles * tiling.num_splits * tile.rows * tile.outputs
             sums = torch.empty(num_sums, dtype=torch.float32, device=x_TI.device)
-            in_halves = tiling.num_segments > 0
-            split_linear_kernel[grid](*matrices, sums, self.num_done, *numbers, IN_HALVES=in_halves, **options)
+            is_tree_sum = tiling.num_segments > 0
+            split_linear_kernel[grid](*matrices, sums, self.num_done, *numbers, IS_TREE_SUM=is_tree_sum, **options)
         else:
             linear_kernel[grid](*matrices, *numbers, NUM_GROUPS=launch.num_groups, **options)
 

@@ -268,7 +268,7 @@ def have_one_form(parts: Sequence[QuantizedWeight]) -> bool:
             and _is_same_order(part.order_I, first.order_I)
             for part in parts
         )
-        and not (_have(parts, "zero_OG") and _have(parts, "minimum_OG"))
+        and not (_any_has(parts, "zero_OG") and _any_has(parts, "minimum_OG"))
         and _common_group_size(parts) is not None
     )
 
@@ -295,7 +295,7 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     dtype = dtype if all(part.scale_OG.dtype == dtype for part in parts) else torch.float32
     same_groups = [_with_scales_of(part.with_groups(group_size), dtype) for part in parts]
     same_form = _with_one_zero(same_groups, bits)
-    is_affine = _have(same_form, "minimum_OG")
+    is_affine = _any_has(same_form, "minimum_OG")
     zeros = [part.zero_OG for part in same_form if part.zero_OG is not None]
     have_same_levels = len({(part.used_levels, part.offset) for part in parts}) == 1 and not (is_affine or zeros)
     return replace(
@@ -309,7 +309,7 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     )
 
 
-def _have(parts: Sequence[QuantizedWeight], field: str) -> bool:
+def _any_has(parts: Sequence[QuantizedWeight], field: str) -> bool:
     return any(getattr(part, field) is not None for part in parts)
 
 
@@ -334,7 +334,7 @@ def _with_scales_of(part: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeigh
 
 
 def _with_one_zero(parts: list[QuantizedWeight], bits: int) -> list[QuantizedWeight]:
-    if _have(parts, "zero_OG"):
+    if _any_has(parts, "zero_OG"):
         return [replace(part, zero_OG=_zeros_of(part), offset=0, bits=bits) for part in parts]
     largest = max(part.offset for part in parts)
     if all(part.offset == largest for part in parts):

@@ -40,8 +40,8 @@ def _node(
         bind,
         is_row_wise=False,
         in_place=None if residual is None else 1,
-        keeps=[packed],
-        wants=packed.input_form,
+        keep_alive=[packed],
+        input_form=packed.input_form,
         work=packed.num_inputs * packed.num_outputs,
         absorb=absorb,
     )

@@ -213,8 +213,8 @@ class NativeLora:
             bind,
             is_row_wise=False,
             is_early=True,  # it reads what the layer's product reads
-            keeps=[self],
-            wants=self.input_form,
+            keep_alive=[self],
+            input_form=self.input_form,
             work=work,
         )
 
@@ -222,7 +222,7 @@ class NativeLora:
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             return LoraLookupArguments(outputs[0], first_id, self.structure())
 
-        return Node("lora_lookup", [], [sums], bind, is_row_wise=False, is_early=True, keeps=[self])
+        return Node("lora_lookup", [], [sums], bind, is_row_wise=False, is_early=True, keep_alive=[self])
 
     def _record_expand(self, y: Value, source: Node) -> Tensor:
         recorder = y.recorder
@@ -241,7 +241,7 @@ class NativeLora:
             bind,
             is_row_wise=False,
             in_place=0,
-            keeps=[self],
+            keep_alive=[self],
             work=work,
         )
         return as_tensor(recorder.append(node, (self.shape.num_outputs,)))

@@ -255,7 +255,7 @@ class _Request:
         if self.level == NATIVE and compiler.accepts("-march=native"):
             # The compiler does not know whether Linux allows the use of the AMX registers.
             return ("-march=native",) if "-mamx-tile" in self.flags else ("-march=native", "-mno-amx-tile")
-        return tuple(compiler.spell(flag) for flag in self.flags)
+        return tuple(compiler.translate_flag(flag) for flag in self.flags)
 
 
 def _installed_folders() -> list[Path]:
@@ -306,13 +306,13 @@ def _compile(request: _Request, compiler: Compiler, target: Path, is_forced: boo
         linked = scratch / target.name
         arguments = [*LINK_FLAGS, *toolchain.flags, *map(str, objects), "-o", str(linked)]
         compiler.run(arguments, COMPILE_TIMEOUT_S)
-        _seal(linked)
+        _append_checksum(linked)
         linked.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _seal(path: Path) -> None:
+def _append_checksum(path: Path) -> None:
     """Append the checksum that `is_intact` verifies, and sync the file to disk before it is renamed."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:

@@ -70,7 +70,7 @@ class Compiler:
         if process.returncode:
             raise CompileError(_first_error(output) or f"{self.name} ended with code {process.returncode}", output)
 
-    def spell(self, flag: str) -> str:
+    def translate_flag(self, flag: str) -> str:
         """Return a flag in this compiler's spelling. zig would read `-march=x86-64-v3` as a processor called `x86`."""
         return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64") if "ziglang" in self.command else flag
 

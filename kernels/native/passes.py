@@ -48,7 +48,7 @@ def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
     readers: dict[Buffer, set[Form]] = {}
     for node in nodes:
         for index, value in enumerate(() if node.takes_bf16 else node.inputs):
-            readers.setdefault(value.buffer, set()).add((index == 0 and node.wants) or _WIDE)
+            readers.setdefault(value.buffer, set()).add((index == 0 and node.input_form) or _WIDE)
     for value in results:
         readers.setdefault(value.buffer, set()).add(_WIDE)
     for buffer, forms in readers.items():
@@ -57,7 +57,7 @@ def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
     converted: dict[tuple[Buffer, int, int, Form], list[Value]] = {}
     narrowed: list[Node] = []
     for node in nodes:
-        form = node.wants
+        form = node.input_form
         if form is not None and form.type != node.inputs[0].buffer.type:
             value = node.inputs[0]
             key = (value.buffer, value.start, value.width, form)

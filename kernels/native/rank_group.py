@@ -129,7 +129,7 @@ class SharedMemoryGroup:
         )
         library.operation("rank_group", RankGroupArguments)  # checks the size
         library.function("rank_group", [ctypes.c_void_p])(self.address)
-        self._meet = library.function("meet_ranks", [ctypes.c_void_p])
+        self._barrier = library.function("meet_ranks", [ctypes.c_void_p])
 
     @property
     def address(self) -> int:
@@ -142,6 +142,6 @@ class SharedMemoryGroup:
         first = self._arguments.areas
         return first, first + self.area_bytes
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for the other ranks. Blocks until all of them have called it."""
-        self._meet(self.address)
+        self._barrier(self.address)

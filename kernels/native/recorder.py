@@ -33,7 +33,7 @@ class ProgramRecorder:
         self.nodes.append(node)
         return Value(self, node.outputs[0], 0, dims)
 
-    def do(self, node: Node) -> None:
+    def append_effect(self, node: Node) -> None:
         """See `octavo.kernels.native.value.Recorder`."""
         self.nodes.append(node)
 

@@ -176,9 +176,9 @@ class Node:
     part."""
     in_place: int | None = None
     """Index of the input that the first output may overwrite if nothing reads it afterwards."""
-    keeps: list[Any] = field(default_factory=list)
+    keep_alive: list[Any] = field(default_factory=list)
     """Objects to keep alive as long as the program."""
-    wants: Form | None = None
+    input_form: Form | None = None
     """How the first input must be stored; `None` if as float32, like all others."""
     takes_bf16: bool = False
     """Whether the inputs may also be bfloat16, if another reader needs that."""
@@ -203,7 +203,7 @@ class Recorder(Protocol):
     def append(self, node: Node, dims: tuple[int, ...]) -> Value:
         """Add an operation and return its first output as a value of shape (ROWS, *dims)."""
 
-    def do(self, node: Node) -> None:
+    def append_effect(self, node: Node) -> None:
         """Add an operation that does not write to buffers."""
 
     def add(self, left: Value, right: Value) -> Value:

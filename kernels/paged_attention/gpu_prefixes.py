@@ -96,7 +96,7 @@ def find_groups(  # long: one algorithm, whose arrays all have the order of the 
         segments_E: number of segments of each entry.
         partial_cost: cost of storing and adding the sums of one entry over a segment, in units of reading a segment.
     """
-    members = _with_company(labels_SX, slots_E, limits_E)
+    members = _sharing_entries(labels_SX, slots_E, limits_E)
     if not len(members):
         return None
     limits = limits_E[members]
@@ -153,7 +153,7 @@ def items_of(groups: Groups, span: int, max_members: int) -> npt.NDArray[np.int3
     return items
 
 
-def _with_company(labels_SX: Ints, slots_E: Ints, limits_E: Ints) -> Ints:
+def _sharing_entries(labels_SX: Ints, slots_E: Ints, limits_E: Ints) -> Ints:
     """Return the entries that have their first segment in common with another entry; those with the same one are
     adjacent."""
     entries = (limits_E > 0).nonzero()[0]

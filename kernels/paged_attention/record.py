@@ -31,7 +31,7 @@ def record_plan(recorder: Recorder, workspace: Workspace) -> None:
         memory = workspace.memory
         return PlanAttentionArguments(workspace.shape, memory.data_ptr(), memory.nbytes, workspace.max_context)
 
-    recorder.do(Node("plan_attention", [], [], bind, is_row_wise=False, keeps=[workspace]))
+    recorder.append_effect(Node("plan_attention", [], [], bind, is_row_wise=False, keep_alive=[workspace]))
 
 
 def record(
@@ -69,7 +69,7 @@ def record(
         is_row_wise=False,
         mixes_rows=True,
         # The operation rounds its queries to bfloat16 anyway, so storing them in bfloat16 halves the bytes read.
-        wants=Form(torch.bfloat16) if workspace.shape.layout.type in _PAIRED else None,
-        keeps=[k_cache, v_cache, workspace, sinks],
+        input_form=Form(torch.bfloat16) if workspace.shape.layout.type in _PAIRED else None,
+        keep_alive=[k_cache, v_cache, workspace, sinks],
     )
     return as_tensor(q.recorder.append(node, dims))

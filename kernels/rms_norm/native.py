@@ -29,5 +29,5 @@ def record(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return RmsNormArguments(inputs[0], outputs[0], weight.data_ptr(), num_groups, eps)
 
-    node = Node("rms_norm", [value], [Buffer(value.width)], bind, is_row_wise=True, keeps=[weight])
+    node = Node("rms_norm", [value], [Buffer(value.width)], bind, is_row_wise=True, keep_alive=[weight])
     return as_tensor(value.recorder.append(node, value.dims))

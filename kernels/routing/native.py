@@ -55,6 +55,6 @@ def record(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return arguments(inputs[0], rule, bias_E, *outputs)
 
-    node = Node("route", [value], [experts, weights], bind, is_row_wise=True, keeps=[bias_E])
+    node = Node("route", [value], [experts, weights], bind, is_row_wise=True, keep_alive=[bias_E])
     expert_TK = value.recorder.append(node, (rule.top_k,))
     return as_tensor(expert_TK), as_tensor(Value(value.recorder, weights, 0, (rule.top_k,)))

@@ -52,6 +52,8 @@ def record(
         )
 
     x = inputs[0]
-    keeps = [a_H, dt_bias_H, skip_H, state_SHNP]
-    node = Node("selective_scan", inputs, [Buffer(x.width)], bind, is_row_wise=False, mixes_rows=True, keeps=keeps)
+    keep_alive = [a_H, dt_bias_H, skip_H, state_SHNP]
+    node = Node(
+        "selective_scan", inputs, [Buffer(x.width)], bind, is_row_wise=False, mixes_rows=True, keep_alive=keep_alive
+    )
     return as_tensor(x.recorder.append(node, (x.width,)))

@@ -52,7 +52,7 @@ def read_slots(
     return run(token_ids_T, token_slots_T, last_token_S, drafts_KS, request_slots_R, block_ids, block_tables)
 
 
-def take_back_rows(
+def rewind_rows(
     sampled_KS: Tensor,
     drafts_KS: Tensor,
     given_KE: Tensor,
@@ -81,11 +81,11 @@ def take_back_rows(
         and sampled_KS.shape[1:] == drafts_KS.shape[1:]
         and len(given_KE) <= len(sampled_KS)
         and all(len(each) >= len(slots_E) for each in numbers),
-        f"take_back_rows: {tuple(given_KE.shape)} drafts, {tuple(sampled_KS.shape)} and {tuple(drafts_KS.shape)} in "
+        f"rewind_rows: {tuple(given_KE.shape)} drafts, {tuple(sampled_KS.shape)} and {tuple(drafts_KS.shape)} in "
         f"slots, {len(slots_E)} requests, {tuple(counts_E.shape)} counts, numbers {[each.shape for each in numbers]}",
     )
-    implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", take_back_rows)}
-    run = choose("take_back_rows", implementations, slots_E.device)
+    implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", rewind_rows)}
+    run = choose("rewind_rows", implementations, slots_E.device)
     run(sampled_KS, drafts_KS, given_KE, slots_E, counts_E, numbers)
 
 

@@ -1,4 +1,4 @@
-"""`read_slots`, `take_back_rows` and `advance_rows` on a GPU."""
+"""`read_slots`, `rewind_rows` and `advance_rows` on a GPU."""
 
 from collections.abc import Sequence
 
@@ -90,7 +90,7 @@ def _read_slots_kernel(
                 tl.store(block_tables[group] + row * table_strides[group] + columns, ids, mask=is_column)
 
 
-def take_back_rows(
+def rewind_rows(
     sampled_KS: Tensor,
     drafts_KS: Tensor,
     given_KE: Tensor,
@@ -98,10 +98,10 @@ def take_back_rows(
     counts_E: Tensor,
     numbers: Sequence[Tensor],
 ) -> None:
-    """See `octavo.kernels.slot_rows.take_back_rows`."""
+    """See `octavo.kernels.slot_rows.rewind_rows`."""
     if not len(slots_E):
         return
-    _take_back_rows_kernel[(triton.cdiv(len(slots_E), _ROWS),)](
+    _rewind_rows_kernel[(triton.cdiv(len(slots_E), _ROWS),)](
         sampled_KS,
         drafts_KS,
         sampled_KS.shape[1],
@@ -117,7 +117,7 @@ def take_back_rows(
 
 
 @triton.jit(do_not_specialize=["num_slots", "most_drafts", "num_rows"])
-def _take_back_rows_kernel(
+def _rewind_rows_kernel(
     sampled_ptr,
     drafts_ptr,
     num_slots,

@@ -1,4 +1,4 @@
-"""Reference of `read_slots`, `take_back_rows` and `advance_rows`."""
+"""Reference of `read_slots`, `rewind_rows` and `advance_rows`."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def read_slots(
     return torch.where(token_ids_T == PENDING, last_token_S[token_slots_T], known_T)
 
 
-def take_back_rows(
+def rewind_rows(
     sampled_KS: Tensor,
     drafts_KS: Tensor,
     given_KE: Tensor,
@@ -33,7 +33,7 @@ def take_back_rows(
     counts_E: Tensor,
     numbers: Sequence[Tensor],
 ) -> None:
-    """See `octavo.kernels.slot_rows.take_back_rows`."""
+    """See `octavo.kernels.slot_rows.rewind_rows`."""
     on_device_KE = drafts_KS[(DRAFTED - given_KE).clamp(min=0, max=len(drafts_KS) - 1), slots_E]
     drafts_KE = torch.where(given_KE <= DRAFTED, on_device_KE, given_KE)
     is_draft_KE = torch.arange(len(given_KE), device=slots_E.device)[:, None] < counts_E

@@ -53,7 +53,9 @@ def record_send(parts: Sequence[Tensor], width: int, link: SharedMemoryLink) -> 
         return SendRowsArguments(inputs[0], inputs[1] if len(inputs) > 1 else Matrix(), link.address)
 
     max_rows = _max_rows(link, sum(value.width for value in values))
-    values[0].recorder.do(Node("send_rows", values, [], bind, is_row_wise=True, keeps=[link], max_rows=max_rows))
+    values[0].recorder.append_effect(
+        Node("send_rows", values, [], bind, is_row_wise=True, keep_alive=[link], max_rows=max_rows)
+    )
 
 
 def record_receive(positions_T: Tensor, num_parts: int, width: int, link: SharedMemoryLink) -> list[Tensor]:
@@ -70,5 +72,7 @@ def record_receive(positions_T: Tensor, num_parts: int, width: int, link: Shared
         return ReceiveRowsArguments(outputs[0], outputs[1] if num_parts > 1 else Matrix(), link.address)
 
     max_rows = _max_rows(link, num_parts * width)
-    recorder.do(Node("receive_rows", [], buffers, bind, is_row_wise=True, keeps=[link], max_rows=max_rows))
+    recorder.append_effect(
+        Node("receive_rows", [], buffers, bind, is_row_wise=True, keep_alive=[link], max_rows=max_rows)
+    )
     return [as_tensor(Value(recorder, buffer, 0, (width,))) for buffer in buffers]

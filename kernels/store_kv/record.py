@@ -28,6 +28,6 @@ def record(
         addresses = k_cache.data_ptr(), v_cache.data_ptr()
         return StoreKvArguments(inputs[0], values, *addresses, LayoutArguments.of(layout), *scales)
 
-    node = Node("store_kv", rows, [], bind, is_row_wise=True, keeps=[k_cache, v_cache])
+    node = Node("store_kv", rows, [], bind, is_row_wise=True, keep_alive=[k_cache, v_cache])
     node.takes_bf16 = layout.dtype == torch.bfloat16
-    rows[0].recorder.do(node)
+    rows[0].recorder.append_effect(node)

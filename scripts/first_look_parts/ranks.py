@@ -19,7 +19,7 @@ from first_look_parts.figures import cell_result, figure
 from first_look_parts.products import ELEMENT_BYTES, device_name
 from octavo.kernels.linear.gpu import Packer
 from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear, gpu_of
-from octavo.worker_proc.parallel.distributed import sum_in_halves
+from octavo.worker_proc.parallel.distributed import tree_sum
 
 NUM_RANKS = (1, 2, 4, 8) if IS_ON_GPU else (1, 2)
 NUM_SEGMENTS = 8
@@ -78,7 +78,7 @@ def _result(name: str, weight: Tensor, x: Tensor, count: int) -> Tensor:
     products = [_product(name, part.contiguous(), len(weight), count) for part in parts]
     if not is_partial:
         return torch.cat([product(x) for product in products], 1)
-    return sum_in_halves([one(part) for one, part in zip(products, x.chunk(count, 1), strict=True)]).bfloat16()
+    return tree_sum([one(part) for one, part in zip(products, x.chunk(count, 1), strict=True)]).bfloat16()
 
 
 def _layer_seconds(

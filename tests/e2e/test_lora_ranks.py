@@ -152,7 +152,7 @@ def test_the_last_stage_knows_what_any_stage_has_not_loaded(paths: tuple[Path, l
         addresses = {"plan_address": "", "result_address": ""}
         worker = WorkerSpec(config=config, rank=rank, world_size=config.world_size, exchange_fd=descriptor, **addresses)
         peers = join_peers(worker, kernels, torch.device("cpu"), Env.read())
-        peers.meet()
+        peers.barrier()
         exchanges = {"group": peers.group, "exchange": peers.stages}
         loader = open_adapters(load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges), config)
         missed = [0, config.world_size - 1]

@@ -114,7 +114,7 @@ def on_stages(config: ResolvedConfig, kernels: NativeLibrary, plans: list[StepPl
         addresses = {"plan_address": "", "result_address": ""}
         worker = WorkerSpec(config=config, rank=rank, world_size=config.world_size, exchange_fd=descriptor, **addresses)
         peers = join_peers(worker, kernels, torch.device("cpu"), Env.read())
-        peers.meet()
+        peers.barrier()
         exchanges = {"group": peers.group, "exchange": peers.stages}
         model = load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges)
         results: list[StepResult] = []

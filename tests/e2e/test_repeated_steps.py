@@ -80,7 +80,7 @@ def with_and_without(
     # The others begin a block, or have other requests.
     assert NUM_STEPS // 2 < len(sizes) < NUM_STEPS
     with monkeypatch.context() as patch:
-        patch.setattr(RepeatedDecode, "moves_on", lambda decode, plan: False)
+        patch.setattr(RepeatedDecode, "try_advance", lambda decode, plan: False)
         assert outputs() == repeated
     return repeated, set(sizes)
 

@@ -59,9 +59,9 @@ def on_all_ranks(size: int, compute: Callable[[int], None], device: torch.device
     assert codes == [0] * size
 
 
-def sum_in_halves(parts: Tensor) -> Tensor:
+def tree_sum(parts: Tensor) -> Tensor:
     half = len(parts) // 2
-    return parts[0] if len(parts) == 1 else sum_in_halves(parts[:half]) + sum_in_halves(parts[half:])
+    return parts[0] if len(parts) == 1 else tree_sum(parts[:half]) + tree_sum(parts[half:])
 
 
 @pytest.mark.alone
@@ -98,7 +98,7 @@ def test_ranks_come_to_the_sum_in_halves(
             norm.copy_(fused[1])
 
     on_all_ranks(size, compute, device)
-    sums = sum_in_halves(parts.float())
+    sums = tree_sum(parts.float())
     expected, expected_biased = sums.to(dtype), (sums + bias.float()).to(dtype)
     expected_total, expected_norm = add_rms_norm(x, expected_biased, weight, EPS)
     for rank in range(size):

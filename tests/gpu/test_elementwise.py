@@ -174,8 +174,8 @@ def test_rows_are_taken_back_to_the_first_wrong_draft(device: torch.device) -> N
     numbers = [torch.arange(10, 16), torch.arange(20, 24)]
     inputs = [sampled, drafts, given, slots, counts]
     on_device = [each.clone().to(device) for each in numbers]
-    slot_gpu.take_back_rows(*(each.to(device) for each in inputs), on_device)
-    slot_reference.take_back_rows(*inputs, numbers)
+    slot_gpu.rewind_rows(*(each.to(device) for each in inputs), on_device)
+    slot_reference.rewind_rows(*inputs, numbers)
     assert numbers[0].tolist() == [10, 10, 10, 13, 14, 15], "none is wrong, the second, the first; there is none"
     assert [each.tolist() for each in on_device] == [each.tolist() for each in numbers]
 

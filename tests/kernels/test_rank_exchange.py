@@ -124,7 +124,7 @@ def test_nodes_exchange_through_sockets(native_library: NativeLibrary, first_ran
     def compute(group: SharedMemoryGroup) -> list[tuple[Tensor, Tensor]]:
         results = []
         first, last = starts[group.rank], starts[group.rank + 1]
-        group.meet()
+        group.barrier()
         for _ in range(3):
             total, columns = torch.empty(rows, width), torch.empty(rows, width)
             reduce = AllReduceArguments(
@@ -150,7 +150,7 @@ from pathlib import Path
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
 links = NodeLinks([0, 1, 2], 1, {0: socket.socket(fileno=int(sys.argv[2]))})
-SharedMemoryGroup(NativeLibrary(Path(sys.argv[1])), os.memfd_create("ranks"), 1, 2, 4096, links=links).meet()
+SharedMemoryGroup(NativeLibrary(Path(sys.argv[1])), os.memfd_create("ranks"), 1, 2, 4096, links=links).barrier()
 """
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     first, last = 10 * rank // size, 10 * (rank + 1) // size
     assert torch.equal(ranks.all_gather(whole[:, first:last].clone(), first, 10), whole)
     assert common_rows(ranks, rank, size) == [2, 8, 8, 9], "graphs have the same sizes on all ranks"
-    ranks.meet()
+    ranks.barrier()
     torch.distributed.destroy_process_group()  # its threads would abort a process that exits
 
 

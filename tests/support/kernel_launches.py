@@ -95,10 +95,10 @@ def read_slots() -> None:
     slot_rows.read_slots(per_row, per_row, last, drafts, per_row, [ids], [table])
 
 
-def take_back_rows() -> None:
+def rewind_rows() -> None:
     """Take the rows of 8 requests back to before their first wrong draft, of 3."""
     rows, slots = empty(8, dtype=I64), empty(3, 9, dtype=I64)
-    slot_rows.take_back_rows(slots, slots, empty(3, 8, dtype=I64), rows, rows, [rows, rows, rows, rows])
+    slot_rows.rewind_rows(slots, slots, empty(3, 8, dtype=I64), rows, rows, [rows, rows, rows, rows])
 
 
 def advance_rows() -> None:
@@ -450,7 +450,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "plan_decodes": plan_decodes,
     "slot_rows": read_slots,
     "slot_rows, advance": advance_rows,
-    "slot_rows, take back": take_back_rows,
+    "slot_rows, rewind": rewind_rows,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "store_kv, latent": store_latent,
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),

@@ -32,7 +32,7 @@ def main() -> None:
             for update in (symmetric.all_reduce(part[:rows], part[0], torch.bfloat16), expected)
         ]
         assert all(torch.equal(*pair) for pair in zip(*norms, strict=True)), rows
-    ranks.meet()
+    ranks.barrier()
     distributed.destroy_process_group()
 
 

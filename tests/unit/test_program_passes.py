@@ -42,7 +42,7 @@ class Model:
             both.outputs, both.in_place = reader.outputs, 1
             return both
 
-        node = Node(name, inputs, [Buffer(width)], Arguments, is_row_wise=False, wants=form, absorb=absorb)
+        node = Node(name, inputs, [Buffer(width)], Arguments, is_row_wise=False, input_form=form, absorb=absorb)
         return node
 
     def _append(self, node: Node) -> Value:
@@ -223,7 +223,7 @@ def test_readers_that_take_both_types_get_what_the_others_want(has_wide_reader: 
     source = model.source(24)
     q, k, v = source.split([8, 8, 8], dim=1)
     store = Node("store", [k, v], [], Arguments, is_row_wise=True, takes_bf16=True)
-    model.recorder.do(store)
+    model.recorder.append_effect(store)
     results = [model.linear(q)]
     if has_wide_reader:
         results.append(model.rows(k))

@@ -164,7 +164,7 @@ class PipelinedExecutor:
     def _begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None:
         """Begin a plan of one step."""
         started_s = time.perf_counter()
-        if self._repeater is not None and self._repeated is not None and self._repeated.moves_on(plan):
+        if self._repeater is not None and self._repeated is not None and self._repeated.try_advance(plan):
             self._repeat(self._repeater, self._repeated, plan, started_s)
             return
         self._repeated = None
@@ -313,7 +313,7 @@ class PipelinedExecutor:
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
                 self.drain()
             if plan.awaits_masks:
-                samples.leave_out(self._batch.mask(receive_masks()))
+                samples.exclude(self._batch.mask(receive_masks()))
             change_logits = None
             if self._processors is not None:
                 change_logits = partial(self._change_logits, self._processors)
@@ -325,7 +325,7 @@ class PipelinedExecutor:
                 masks_each_draw=self.runner.masks_each_draw,
             )
             if rounds is not None:
-                self._drafts.reveal(samples)
+                self._drafts.fill_token_ids(samples)
             output = self.runner.sample(
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )
@@ -384,7 +384,7 @@ class PipelinedExecutor:
         batch, accepted = self._batch, None
         places: Any = slice(None)
         if samples.draft_tokens is not None:
-            self._drafts.reveal(samples)
+            self._drafts.fill_token_ids(samples)
             accepted = samples.draft_tokens.accepted(tokens_N)
             places = accepted.places
             if step.is_known_N is not None:
@@ -395,6 +395,6 @@ class PipelinedExecutor:
             samples.slots_N[places], samples.positions_N[places], samples.admissions_N[places], tokens_N[places]
         )
         if samples.draft_tokens is not None:
-            firsts = samples.draft_tokens.firsts
+            firsts = samples.draft_tokens.first_samples
             batch.end_drafts(samples.slots_N[firsts], samples.admissions_N[firsts])
         return accepted

@@ -42,7 +42,7 @@ class RepeatedDecode:
             return None
         return cls(plan, inputs, samples, batch)
 
-    def moves_on(self, plan: StepPlan) -> bool:
+    def try_advance(self, plan: StepPlan) -> bool:
         """Advance the arrays to the next tokens if `plan` changes nothing else; otherwise return False."""
         scheduled = [Scheduled(entry.slot, entry.start + 1, 1, 1) for entry in self._scheduled]
         if plan != StepPlan(plan.sequence, [], [], [], scheduled):
@@ -58,7 +58,7 @@ class RepeatedDecode:
             group.slot_mapping_T += 1
         if not self._has_tokens:
             inputs.token_ids_T[:] = self._batch.tokens_at(inputs.slots_T, inputs.positions_T)
-        self.samples.move_on()
+        self.samples.advance()
         return True
 
     def append(self, token_ids: Sequence[int]) -> None:

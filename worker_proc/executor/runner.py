@@ -70,10 +70,10 @@ class DraftTokens:
     """Number of samples of the sample's request."""
 
     @property
-    def firsts(self) -> Ints:
+    def first_samples(self) -> Ints:
         """Index of the first sample of each request that has drafts."""
-        firsts: Ints = ((self.offsets_N == 0) & (self.counts_N > 1)).nonzero()[0]
-        return firsts
+        first_samples: Ints = ((self.offsets_N == 0) & (self.counts_N > 1)).nonzero()[0]
+        return first_samples
 
     def by_request(self) -> tuple[Ints, Ints]:
         """Return the drafts of each of E requests as drafts_KE, padded with `NO_DRAFT_TOKEN`, and their numbers."""
@@ -136,7 +136,7 @@ class Samples(Sequence[SampledRow]):
         self._batch_rows = batch.rows
         self._rows: list[SampledRow] | None = None
 
-    def at(self, places_M: Ints) -> "Samples":
+    def select(self, places_M: Ints) -> "Samples":
         """Return some of these samples, without their drafts."""
         part = copy(self)
         for name in ("slots_N", "indices_N", "positions_N", "num_outputs_N", "admissions_N", "traits_N"):
@@ -144,7 +144,7 @@ class Samples(Sequence[SampledRow]):
         part.draft_tokens, part._rows = None, None
         return part
 
-    def move_on(self) -> None:
+    def advance(self) -> None:
         """Advance by one token after the arrays of a decode step were advanced in place."""
         self.num_outputs_N += 1
         self._rows = None
@@ -160,7 +160,7 @@ class Samples(Sequence[SampledRow]):
             is_alone_N = self.draft_tokens.counts_N == 1
             batch.append_pending(self.slots_N[is_alone_N], self.positions_N[is_alone_N])
 
-    def leave_out(self, draws: Sequence[tuple[int, int]]) -> None:
+    def exclude(self, draws: Sequence[tuple[int, int]]) -> None:
         """Skip some draws after drafts, given as (slot, number of drafts before the draw). Their drafts count as
         wrong."""
         for slot, num_draft_tokens in draws:

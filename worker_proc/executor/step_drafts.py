@@ -87,7 +87,7 @@ class StepDrafts:
         slots, counts = drafts.slots_E.tolist(), drafts.counts_E.tolist()
         return [(slot, pack_ids([UNREAD_DRAFT] * count)) for slot, count in zip(slots, counts, strict=True)]
 
-    def reveal(self, samples: Samples) -> None:
+    def fill_token_ids(self, samples: Samples) -> None:
         """Fill in the ids of the drafts that a step verifies if the device made them. Blocks until it has made them."""
         if (drafts := samples.draft_tokens) is None:
             return

@@ -91,11 +91,11 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
             adapter.base_weights[module] = tuple(tensor.shape)
             continue
         if not tensor.is_floating_point() or tensor.ndim != 2:
-            raise _wrong(where, f"{name!r} has type {tensor.dtype} and shape {tuple(tensor.shape)}")
+            raise _checkpoint_error(where, f"{name!r} has type {tensor.dtype} and shape {tuple(tensor.shape)}")
         is_embedding = factor.startswith("embedding")
         module, parameter = _parameter_of(module, config, name, where)
         if parameter is None and not config.targets(module):
-            raise _wrong(where, f"{name!r} belongs to a module that target_modules does not name")
+            raise _checkpoint_error(where, f"{name!r} belongs to a module that target_modules does not name")
         key = module if parameter is None else f"{module}.{parameter}"
         is_stack = parameter not in (None, "weight")
         factors = adapter.modules.setdefault(
@@ -104,7 +104,7 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
         rank, dim = config.rank_of(key), 0 if factor[-1] == "A" else 1
         has_rank = tensor.shape[dim] % rank == 0 if is_stack else tensor.shape[dim] == rank
         if factors.is_embedding != is_embedding or not has_rank:
-            raise _wrong(
+            raise _checkpoint_error(
                 where, f"{name!r} has shape {tuple(tensor.shape)}, and adapter_config.json gives it the rank {rank}"
             )
         if is_stack:  # A has all ranks of an expert after those of the previous expert; B has all experts of each rank
@@ -112,11 +112,13 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
         setattr(factors, factor[-1].lower(), tensor)
     for module, factors in adapter.modules.items():
         if factors.a is None or factors.b is None:
-            raise _wrong(where, f"{module!r} has only one of its two factors")
+            raise _checkpoint_error(where, f"{module!r} has only one of its two factors")
         if factors.b.ndim == 3 and len(factors.a) != len(factors.b):
-            raise _wrong(where, f"{module!r} has an A of {len(factors.a)} experts, and a B of {len(factors.b)}")
+            raise _checkpoint_error(
+                where, f"{module!r} has an A of {len(factors.a)} experts, and a B of {len(factors.b)}"
+            )
     if not adapter.modules:
-        raise _wrong(where, "it changes nothing")
+        raise _checkpoint_error(where, "it changes nothing")
     return adapter
 
 
@@ -130,9 +132,9 @@ def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple
         module, depth = module.removesuffix(".base_layer"), depth + 1
     parameters = config.parameters_of(module)
     if depth >= max(1, len(parameters)):
-        raise _wrong(where, f"{name!r} belongs to a parameter that target_parameters does not name")
+        raise _checkpoint_error(where, f"{name!r} belongs to a parameter that target_parameters does not name")
     return module, parameters[-1 - depth] if parameters else None
 
 
-def _wrong(where: str, problem: str) -> ConfigError:
+def _checkpoint_error(where: str, problem: str) -> ConfigError:
     return ConfigError(f"{where}: {problem}", phase=PHASE, hint=_AGAIN)

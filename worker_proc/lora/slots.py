@@ -133,7 +133,7 @@ class AdapterSlots:
             start, rows = 0, b[..., 0].numel()
             for name, b_PR in self._parameters.parts_of(f"{module}.weight" if factors.is_plain else module, b):
                 if not isinstance(b_PR, Tensor) or b_PR.ndim != 2:
-                    raise self._stranger(module, where)
+                    raise self._unknown_module(module, where)
                 layer, index = self._place_of(name.removesuffix(".weight"), module, factors, where)
                 a_RI = a if factors.is_plain else a[start * len(a) // rows]
                 start += len(b_PR)
@@ -155,11 +155,11 @@ class AdapterSlots:
         a_ERI, b_EOR = factors.both
         stack = self._parameters.stack_of(module)
         if stack is None:
-            raise self._stranger(module, adapter.where)
+            raise self._unknown_module(module, adapter.where)
         names = [name.removesuffix(".weight") for name, _ in stack.split(module, torch.empty(len(b_EOR), 2, 0))]
         shapes = [self._parts[name][0].whole_shape(name) for name in names if name in self._parts]
         if not shapes:
-            raise self._stranger(module, adapter.where)
+            raise self._unknown_module(module, adapter.where)
         sizes = shapes[0][1], sum(outputs for outputs, _ in shapes) // len(b_EOR)
         is_square = sizes[0] == sizes[1] and not stack.is_turned
         if is_square and not has_oriented_stacks(adapter.config.peft_version):
@@ -176,10 +176,10 @@ class AdapterSlots:
     def _place_of(self, name: str, module: str, factors: ModuleFactors, where: str) -> tuple[LayerAdapters, int]:
         place = self._parts.get(name)
         if place is None or place[0].is_table != factors.is_embedding:
-            raise self._stranger(module, where)
+            raise self._unknown_module(module, where)
         return place
 
-    def _stranger(self, module: str, where: str) -> ConfigError:
+    def _unknown_module(self, module: str, where: str) -> ConfigError:
         return ConfigError(
             f"{where}: the adapter changes {module!r}, which is not a linear layer of this model or of a kind that "
             "adapters cannot change, such as experts that several engines divide",

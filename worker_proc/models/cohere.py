@@ -6,7 +6,13 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.pointwise import scale
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import flattened, halves_of_pairs, reordered_rows
-from octavo.worker_proc.models.hf_config import every, optional, reject_unless, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import (
+    full_attention_every,
+    optional,
+    reject_unless,
+    required,
+    windows_of_layers,
+)
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, embedding_and_output
@@ -46,7 +52,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     windows: list[int | None] = [None] * facts.num_layers
     if is_second:
         period, window = optional(config, "sliding_window_pattern", 4), config.get("sliding_window", 4096)
-        windows = windows_of_layers(config, facts.num_layers, window, every(period, facts.num_layers))
+        windows = windows_of_layers(config, facts.num_layers, window, full_attention_every(period, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
     if is_second:

@@ -3,7 +3,7 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import every, optional, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import full_attention_every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, embedding_and_output
@@ -71,7 +71,7 @@ def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:
     if window is None or not pattern:
         return ["full_attention"] * num_layers
     if isinstance(pattern, int):
-        return every(pattern, num_layers)
+        return full_attention_every(pattern, num_layers)
     kinds = {"L": "sliding_attention", "G": "full_attention"}
     if not isinstance(pattern, str) or set(pattern) - set(kinds):
         raise ConfigError(f"config.json: 'sliding_window_pattern' is {pattern!r}; expected a number or letters L and G")

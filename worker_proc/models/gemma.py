@@ -10,7 +10,13 @@ from octavo.kernels.pointwise import scale, soft_cap
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.pooling import is_computed_whole
 from octavo.worker_proc.models.checkpoint import one_added
-from octavo.worker_proc.models.hf_config import every, optional, reject_unless, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import (
+    full_attention_every,
+    optional,
+    reject_unless,
+    required,
+    windows_of_layers,
+)
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
@@ -99,7 +105,7 @@ def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
     window = config.get("sliding_window", 4096)
     cap = config.get("attn_logit_softcapping", 50.0 if member == "Gemma2" else None)
     factor = float(optional(config, "query_pre_attn_scalar", 256)) ** -0.5
-    windows = windows_of_layers(config, num_layers, window, every(period, num_layers))
+    windows = windows_of_layers(config, num_layers, window, full_attention_every(period, num_layers))
     # Without is_causal, the window is divided into two halves, one on each side, as in transformers.
     cap = None if cap is None else float(cap)
     return [AttentionShape(*heads, factor, window, cap, is_causal=is_causal) for window in windows]

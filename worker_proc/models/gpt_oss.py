@@ -3,7 +3,14 @@
 from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.hf_config import every, ignore, optional, reject_unless, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import (
+    full_attention_every,
+    ignore,
+    optional,
+    reject_unless,
+    required,
+    windows_of_layers,
+)
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, num_experts, routing_rule
@@ -26,7 +33,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "swiglu_limit", [SWIGLU_LIMIT])
     ignore(config, "initial_context_length")  # the same as original_max_position_embeddings of the rope scaling
     window = config.get("sliding_window", 128)
-    windows = windows_of_layers(config, facts.num_layers, window, every(2, facts.num_layers))
+    windows = windows_of_layers(config, facts.num_layers, window, full_attention_every(2, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
     width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)

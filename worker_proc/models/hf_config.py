@@ -173,7 +173,7 @@ def types_of_layers(
     return types
 
 
-def every(period: int, num_layers: int) -> list[str]:
+def full_attention_every(period: int, num_layers: int) -> list[str]:
     """Return layer types in which every `period`-th layer has full attention, and the others a window."""
     return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
 

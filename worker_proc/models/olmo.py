@@ -6,7 +6,7 @@ from typing import Any
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.base import Layer, Norm
-from octavo.worker_proc.models.hf_config import every, optional, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import full_attention_every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, PreNormLayer, embedding_and_output
@@ -34,7 +34,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     windows: list[int | None] = [None] * facts.num_layers
     if is_third:
         window = config.get("sliding_window", 4096)
-        windows = windows_of_layers(config, facts.num_layers, window, every(4, facts.num_layers))
+        windows = windows_of_layers(config, facts.num_layers, window, full_attention_every(4, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])

@@ -282,7 +282,7 @@ class Parameters:
         for weight in self._linears.values():
             if not weight.is_packed:
                 weight.pack(packer, keeps_quantized=keeps_quantized)
-        self._let_go()
+        self._drop_loading_state()
 
     @property
     def linears(self) -> Iterable[LinearWeight]:
@@ -311,7 +311,7 @@ class Parameters:
             tensor.set_(tensors[name])  # type: ignore[call-overload]
         for name, weight in self._linears.items():
             weight.packed = packed[name]
-        self._let_go()
+        self._drop_loading_state()
 
     def require_sizes(self, tensors: Mapping[str, Tensor], packed: Mapping[str, PackedLinear]) -> None:
         """Compare names, shapes and types of `tensors` and `packed` with those of this model.
@@ -326,7 +326,7 @@ class Parameters:
         if mine != given:
             raise ValueError("it holds the weights of another model")
 
-    def _let_go(self) -> None:
+    def _drop_loading_state(self) -> None:
         for loading in (self._places, self._absent, self._biases, self._tied):
             loading.clear()
         self.names.forget_splits()

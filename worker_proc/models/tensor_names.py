@@ -34,7 +34,7 @@ class TensorNames:
         """Return whether a tensor of this name, without prefix, is not loaded."""
         return any(re.search(pattern, name) for pattern in self._ignored)
 
-    def takes_apart(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
+    def add_split(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
         """Accept the checkpoint tensors `names` in place of those that `split` makes of them.
 
         Args:
@@ -52,7 +52,7 @@ class TensorNames:
 
     def read(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:
         """Yield the name in the checkpoint, the name in the model, and the values of each tensor of a checkpoint."""
-        for full_name, own_name, values in self._apart(weights):
+        for full_name, own_name, values in self._split(weights):
             for name, part in apply_rules(self._rules, own_name, values):
                 self._origins.see(full_name, name)
                 yield full_name, name, part
@@ -72,7 +72,7 @@ class TensorNames:
                 return name.removeprefix(prefix)
         return name
 
-    def _apart(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:
+    def _split(self, weights: Iterable[tuple[str, Values]]) -> Iterator[tuple[str, str, Values]]:
         """Yield tensors with their names in the checkpoint and their names without prefix, for the rules."""
         for full_name, values in weights:
             name = self.without_prefix(full_name)

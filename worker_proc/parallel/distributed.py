@@ -82,7 +82,7 @@ class DistributedRanks:
         parts = self._gathered(columns_TP)
         return torch.cat([part[:, :length] for part, length in zip(parts, lengths, strict=True)], 1)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """See `TensorParallelGroup`."""
         distributed.barrier(group=self._group)
 
@@ -94,13 +94,13 @@ class DistributedRanks:
 
 
 def _added(parts_NTD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
-    sum_TD = sum_in_halves(parts_NTD.float())
+    sum_TD = tree_sum(parts_NTD.float())
     return (sum_TD if bias_D is None else sum_TD + bias_D.float()).to(dtype)
 
 
-def sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:
+def tree_sum(parts: Tensor | Sequence[Tensor]) -> Tensor:
     """Return the sum of the first half of the tensors plus the sum of the second half, recursively."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return sum_in_halves(parts[:half]) + sum_in_halves(parts[half:])
+    return tree_sum(parts[:half]) + tree_sum(parts[half:])

@@ -24,7 +24,7 @@ class TensorParallelGroup(Protocol):
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
         """Return all ranks' columns side by side, shape (T, `width`). This rank's columns begin at `first`."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Blocks until every rank has called it."""
 
 
@@ -45,6 +45,6 @@ class SharedMemoryRanks:
         """See `TensorParallelGroup`."""
         return all_gather.record(columns_TP, self._group, first, width)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """See `TensorParallelGroup`."""
-        self._group.meet()
+        self._group.barrier()

@@ -43,7 +43,7 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                raise _too_late(f"node {place.node} waits for a connection of another node") from None
+                raise _timeout_error(f"node {place.node} waits for a connection of another node") from None
             if (other := _admit(place, connection)) is None:
                 connection.close()
             else:
@@ -51,7 +51,7 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
                     sockets[other].close()
                 sockets[other] = connection
             if time.monotonic() >= deadline and len(sockets) < len(place.link_addresses) - 1:
-                raise _too_late(f"node {place.node} waits for a connection of another node")
+                raise _timeout_error(f"node {place.node} waits for a connection of another node")
     for connection in sockets.values():
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -78,7 +78,7 @@ def _connect(place: NodePlace, other: int, deadline: float) -> socket.socket:
         else:
             reason = "it does not know the secret of this group"
         if time.monotonic() >= deadline:
-            raise _too_late(f"node {place.node} cannot reach node {other} at {host}:{port}: {reason}")
+            raise _timeout_error(f"node {place.node} cannot reach node {other} at {host}:{port}: {reason}")
         time.sleep(_RETRY_S)
 
 
@@ -133,7 +133,7 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _too_late(message: str) -> StartupError:
+def _timeout_error(message: str) -> StartupError:
     return StartupError(
         f"{message} after {TIMEOUT_S:.0f} s",
         phase="joining the other workers",

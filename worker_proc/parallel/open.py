@@ -36,7 +36,7 @@ class Peers:
     """Ranks that share its layers; `None` if there are no others."""
     stages: StageExchange | None
     """Link to the stages with the previous and the next layers; `None` if this one has all layers."""
-    meet: Callable[[], None]
+    barrier: Callable[[], None]
     """Blocks until every worker has called it."""
     engines: ExpertExchange | None = None
     """Exchange with all engines, if they divide the experts."""
@@ -75,7 +75,7 @@ def _through_torch(spec: WorkerSpec, device: torch.device, env: Env) -> Peers:
     everyone = DistributedRanks(spec.rank, spec.world_size)
     if num_stages == 1:
         has_one_shot = env.has_one_shot_all_reduce and config.device == "cuda"
-        return Peers(_symmetric_ranks(spec, device) if has_one_shot else everyone, None, everyone.meet)
+        return Peers(_symmetric_ranks(spec, device) if has_one_shot else everyone, None, everyone.barrier)
     if env.has_one_shot_all_reduce and config.device == "cuda":
         raise StartupError("OCTAVO_ONE_SHOT_ALL_REDUCE: not with --pipeline-parallel-size", hint="unset it")
     width, dtype = residual_width(config.model), torch_dtype(config)
@@ -83,7 +83,7 @@ def _through_torch(spec: WorkerSpec, device: torch.device, env: Env) -> Peers:
     if config.device == "cuda":
         stages = GraphStages(link, config.max_num_batched_tokens, width, dtype, device)
     group = tensor_parallel_ranks(spec.rank, size, num_stages) if size > 1 else None
-    return Peers(group, stages, everyone.meet)
+    return Peers(group, stages, everyone.barrier)
 
 
 def _symmetric_ranks(spec: WorkerSpec, device: torch.device) -> TensorParallelGroup:
@@ -120,7 +120,7 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
     if num_stages == 1:
         links = _links(spec.place, spec.rank) if spec.place and is_on_nodes else None
         group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
-        return Peers(group, None, group.meet)
+        return Peers(group, None, group.barrier)
     width = residual_width(config.model)
     row_bytes = exchanged_bytes(1, 2 * width, 1)
     step_bytes = config.max_num_batched_tokens * row_bytes
@@ -141,7 +141,7 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
         SharedMemoryStages(
             link(stage - 1) if stage else None, link(stage) if stage < num_stages - 1 else None, width, library
         ),
-        everyone.meet,
+        everyone.barrier,
     )
 
 
@@ -160,7 +160,7 @@ def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Pee
     engines = ExpertExchange(
         group, config.engine_index, num_engines, gives=spec.rank == 0, max_rows=max_rows, width=width, top_k=top_k
     )
-    return replace(peers, meet=group.meet, engines=engines)
+    return replace(peers, barrier=group.barrier, engines=engines)
 
 
 NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")

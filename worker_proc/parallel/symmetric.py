@@ -20,7 +20,7 @@ class SymmetricMemoryRanks(DistributedRanks):
         rank: rank of this process, from 0.
         size: number of ranks.
         one_shot: one-shot all-reduce of this rank.
-        serves: whether `one_shot` can sum a tensor.
+        can_sum: whether `one_shot` can sum a tensor.
         group: torch process group; `None` means all workers.
     """
 
@@ -29,15 +29,15 @@ class SymmetricMemoryRanks(DistributedRanks):
         rank: int,
         size: int,
         one_shot: FusedSum,
-        serves: Callable[[Tensor], bool],
+        can_sum: Callable[[Tensor], bool],
         group: distributed.ProcessGroup | None = None,
     ) -> None:
         super().__init__(rank, size, group)
-        self._one_shot, self._serves = one_shot, serves
+        self._one_shot, self._can_sum = one_shot, can_sum
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `TensorParallelGroup`. A small sum is computed when it is used: see `PendingSum`."""
-        if self._serves(partial_TD) and dtype == self._one_shot.dtype:
+        if self._can_sum(partial_TD) and dtype == self._one_shot.dtype:
             return PendingSum.of(self._one_shot, partial_TD, bias_D)
         return super().all_reduce(partial_TD, bias_D, dtype)
 
@@ -84,9 +84,9 @@ def open_symmetric_ranks(
         dtype=dtype,
         part_dtype=part_dtype,
         device=device,
-        keeps=[area],
+        keep_alive=[area],
     )
-    return SymmetricMemoryRanks(rank, size, one_shot, one_shot.serves, group)
+    return SymmetricMemoryRanks(rank, size, one_shot, one_shot.can_sum, group)
 
 
 def _share(num_bytes: int, device: torch.device, group: distributed.ProcessGroup) -> tuple[Any, list[int]]:

@@ -91,5 +91,5 @@ def _token_scores(parameters: Parameters, facts: ModelFacts, width: int) -> Dens
         if is_tied:
             yield name, table_VD
 
-    parameters.names.takes_apart([table], split, [part] + [table] * is_tied)
+    parameters.names.add_split([table], split, [part] + [table] * is_tied)
     return head

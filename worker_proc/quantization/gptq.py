@@ -81,7 +81,7 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
         errors_OB = torch.zeros(num_outputs, end - begin)
         for column in range(begin, end):
             if column % group_size == 0:
-                group_O1I = _up_to_date(weight_OI, errors_OB, factor_II, begin, end, column, group_size).unsqueeze(1)
+                group_O1I = _updated_group(weight_OI, errors_OB, factor_II, begin, end, column, group_size).unsqueeze(1)
                 scale_O1, zero_O1 = best_scales(group_O1I, is_symmetric=True)
                 scales.append(scale_O1)
                 zeros.append(zero_O1)
@@ -98,7 +98,7 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
     return Rounded(groups, position_I // group_size)
 
 
-def _up_to_date(
+def _updated_group(
     weight_OI: Tensor, errors_OB: Tensor, factor_II: Tensor, begin: int, end: int, column: int, group_size: int
 ) -> Tensor:
     """Return a group, after passing on the errors of the present block to inputs beyond the block."""

@@ -252,7 +252,7 @@ class HostRunner:
         has_room = len(samples) <= self.max_logits
         logits_NV = self.forward.logits(samples.indices_N) if has_room else None
         while len(places_M := rounds.places_M):
-            part = samples.at(places_M)
+            part = samples.select(places_M)
             logits_MV = self.forward.logits(part.indices_N) if logits_NV is None else logits_NV[places_M]
             drawn = self._draw(part, logits_MV, change_logits)
             for index, (place, token_id) in enumerate(zip(places_M.tolist(), drawn.token_ids(), strict=True)):

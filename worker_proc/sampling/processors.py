@@ -127,7 +127,7 @@ class Processors:
         index_of = {id(entry.row): index for index, entry in enumerate(self._entries)}
         indices = [index_of[id(row)] for row in rows]
         try:
-            return self._apply_together(logits_RV, indices, update)
+            return self._apply_batched(logits_RV, indices, update)
         except Exception as error:  # user code may raise anything; running requests alone shows which one causes it
             logger.warning(
                 "a logits processor raised %s in a batch of %d requests; each request is tried alone",
@@ -135,9 +135,9 @@ class Processors:
                 len(rows),
                 exc_info=error,
             )
-            return self._apply_alone(logits_RV, indices)
+            return self._apply_one_by_one(logits_RV, indices)
 
-    def _apply_together(self, logits_RV: Tensor, indices: list[int], update: BatchUpdate | None) -> Tensor:
+    def _apply_batched(self, logits_RV: Tensor, indices: list[int], update: BatchUpdate | None) -> Tensor:
         if self._processors is None:
             self._processors = [factory.make() for factory in self._factories]
             added = [entry.added_at(index) for index, entry in enumerate(self._entries)]
@@ -151,7 +151,7 @@ class Processors:
         logits_BV = _run(self._processors, update, logits_BV, [entry.params for entry in self._entries])
         return logits_BV if is_whole else logits_BV[indices]
 
-    def _apply_alone(self, logits_RV: Tensor, indices: list[int]) -> Tensor:
+    def _apply_one_by_one(self, logits_RV: Tensor, indices: list[int]) -> Tensor:
         """Apply new processors to each single request. Requests for which one raises fail."""
         changed = []
         for index, logits_V in zip(indices, logits_RV, strict=True):

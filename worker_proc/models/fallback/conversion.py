@@ -62,9 +62,9 @@ class Conversion:
                 raise ConfigError(f"the quantized tensor {name} would have to be converted", hint="use other weights")
         self._check(parts, whole)
         for own_name in list(parts):
-            yield from self._one(own_name, parts.pop(own_name))
+            yield from self._convert_one(own_name, parts.pop(own_name))
 
-    def _one(self, own_name: str, parts: Parts) -> Iterator[tuple[str, Values]]:
+    def _convert_one(self, own_name: str, parts: Parts) -> Iterator[tuple[str, Values]]:
         converter = deepcopy(self._of_pattern[next(iter(parts.values()))[0]])
         for name in sorted(parts, key=dot_natural_key):
             converter.add_tensor(own_name, name, *parts[name])

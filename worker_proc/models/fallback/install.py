@@ -99,7 +99,7 @@ def _experts(name: str, weight: ProbedWeight, parameters: Parameters, multiply: 
         for layer, matrix in zip(layers, values.unbind(), strict=True):
             yield f"{layer}.weight", matrix
 
-    parameters.names.takes_apart([name], split, [f"{layer}.weight" for layer in layers])
+    parameters.names.add_split([name], split, [f"{layer}.weight" for layer in layers])
     linears = [
         parameters.linear(layer, {layer: num_outputs}, num_inputs, bias=False, is_transposed=is_transposed)
         for layer in layers

@@ -80,7 +80,7 @@ class DraftHead(Model):
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`; `token_ids_T` are those after the positions."""
-        embedded_TD, *tables = self._embedding.with_others(token_ids_T, *self._rotary.lookups(positions_T))
+        embedded_TD, *tables = self._embedding.lookup_with(token_ids_T, *self._rotary.lookups(positions_T))
         features_TD = all_given_rows(token_ids_T, self.inputs_XD)
         residual = self._first(embedded_TD, features_TD, tuple(tables), attention)
         for layer in self._layers:

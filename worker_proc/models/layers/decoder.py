@@ -208,7 +208,7 @@ class DecoderModel(LayeredModel):
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        hidden_TD, *tables = self._embedding.with_others(token_ids_T, *self._lookups(positions_T))
+        hidden_TD, *tables = self._embedding.lookup_with(token_ids_T, *self._lookups(positions_T))
         if self._after_embedding is None:
             hidden_TD = self.with_given_rows(hidden_TD, token_ids_T)
         elif self._is_embedding_scaled:

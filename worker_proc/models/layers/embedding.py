@@ -43,7 +43,7 @@ class TokenEmbedding:
         # Only one rank has a token's row; the others add zeros.
         return rows_TD if self._group is None else self._group.all_reduce(rows_TD, None, rows_TD.dtype)
 
-    def with_others(self, token_ids_T: Tensor, *lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def lookup_with(self, token_ids_T: Tensor, *lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Return the embeddings, and the rows of other tables; see `octavo.kernels.embedding.embeddings`."""
         if self._group is None and self._adapters.add is None:
             return embeddings((token_ids_T, self.table_VD), *lookups)

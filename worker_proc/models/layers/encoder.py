@@ -189,7 +189,7 @@ class EncoderModel(LayeredModel):
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
         places = [self._place.lookup(positions_T)] if self._place else []
-        hidden_TD, *others = self._embedding.with_others(token_ids_T, *places, *self._lookups(positions_T))
+        hidden_TD, *others = self._embedding.lookup_with(token_ids_T, *places, *self._lookups(positions_T))
         hidden_TD = self.with_given_rows(hidden_TD, token_ids_T)
         if places:
             hidden_TD = hidden_TD + others.pop(0)

@@ -287,7 +287,7 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
         return [f"{prefix}.{expert}.{layer}.{kind}" for expert in range(num_experts) for layer in layers if layer]
 
     def accept(stack: Sequence[str], split: Split, parts: Iterable[str]) -> None:
-        parameters.names.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
+        parameters.names.add_split([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
 
     parameters.stacks |= {
         f"{name}.{names.stacked_gate_up}": AdapterStack(stacked.gates_and_ups, names.is_turned),

@@ -79,7 +79,7 @@ class LatentAttention:
         self._keys = heads("key_heads", widths.plain, widths.latent)
         self._values = heads("value_heads", widths.latent, widths.value)
         parts = [f"{name}.{part}.{head}.weight" for part in ("key_heads", "value_heads") for head in range(num_all)]
-        parameters.names.takes_apart([f"{name}.kv_b_proj.weight"], partial(_heads_of, name, widths, num_all), parts)
+        parameters.names.add_split([f"{name}.kv_b_proj.weight"], partial(_heads_of, name, widths, num_all), parts)
         self._out = Linear.new(parameters, f"{name}.o_proj", num_heads * widths.value, width, bias=has_bias)
 
     def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:

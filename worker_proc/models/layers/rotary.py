@@ -268,11 +268,11 @@ def _yarn(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Mappin
     original = optional(rope, "original_max_position_embeddings", required(config, "max_position_embeddings", int))
     factor = required(rope, "factor", float)
 
-    def pair_with_turns(turns: float) -> float:
+    def pair_index(turns: float) -> float:
         return num_pairs * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
 
-    first = pair_with_turns(optional(rope, "beta_fast", 32.0))
-    last = pair_with_turns(optional(rope, "beta_slow", 1.0))
+    first = pair_index(optional(rope, "beta_fast", 32.0))
+    last = pair_index(optional(rope, "beta_slow", 1.0))
     if optional(rope, "truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)

@@ -41,7 +41,7 @@ class _Heads:
     eps: float
     group: TensorParallelGroup | None
 
-    def together(self, x_TP: Tensor) -> Tensor:
+    def norm_all_heads(self, x_TP: Tensor) -> Tensor:
         """Return the root-mean-square norm over all heads of a row."""
         if self.group is None:
             return rms_norm(x_TP, self.weight_W, self.eps)
@@ -51,7 +51,7 @@ class _Heads:
         parts: list[Tensor] = rms_norm(x_TW, self.weight_W, self.eps).split(sizes, dim=1)
         return parts[1]
 
-    def alone(self, x_TP: Tensor) -> Tensor:
+    def norm_each_head(self, x_TP: Tensor) -> Tensor:
         """Return the layer norm of each head."""
         weight_NH = self.weight_W[self.first : self.first + self.width].unflatten(0, (-1, self.head_dim))
         x_TNH = x_TP.unflatten(1, (-1, self.head_dim))
@@ -72,7 +72,7 @@ def norms_of_rows(parameters: Parameters, name: str, shape: AttentionShape, eps:
             hint=f"use --tensor-parallel-size {sharding.num_kv_heads} or fewer",
         )
     queries, keys = _heads(parameters, name, shape, eps)
-    return RowNorms(queries.together, keys.together)
+    return RowNorms(queries.norm_all_heads, keys.norm_all_heads)
 
 
 def layer_norms_of_heads(parameters: Parameters, name: str, shape: AttentionShape, eps: float) -> RowNorms:
@@ -83,7 +83,7 @@ def layer_norms_of_heads(parameters: Parameters, name: str, shape: AttentionShap
     """
     require_cpu(parameters, "layer norms of heads")
     queries, keys = _heads(parameters, name, shape, eps)
-    return RowNorms(queries.alone, keys.alone)
+    return RowNorms(queries.norm_each_head, keys.norm_each_head)
 
 
 def _heads(parameters: Parameters, name: str, shape: AttentionShape, eps: float) -> tuple[_Heads, _Heads]:

@@ -84,7 +84,7 @@ class LayerScale:
         self._own = {f"{layer}.{kind}": f"{own}.{kind}" for kind in ("weight", "bias")}
         self._factors_O: Tensor | None = None
         self._waiting: dict[str, Tensor] = {}
-        names.takes_apart([factors, *self._own], self._take, self._own.values())
+        names.add_split([factors, *self._own], self._take, self._own.values())
 
     def _take(self, full_name: str, values: Values) -> Iterator[tuple[str, Values]]:
         assert isinstance(values, Tensor), "towers are not quantized"

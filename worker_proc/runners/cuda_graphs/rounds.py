@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs.memory import LogprobsMemory
-from octavo.kernels.slot_rows import PENDING, advance_rows, take_back_rows
+from octavo.kernels.slot_rows import PENDING, advance_rows, rewind_rows
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream, upload_array
@@ -73,13 +73,13 @@ class DraftGraphs(StepGraphs):
         graphs = (captured.graph if captured else None, sample.graph if sample else None)
         self._staged = Staged(fields, sample_fields, *graphs, reports=False)
 
-    def take_back(self, given_KE: Tensor, slots_E: Tensor, counts_E: Tensor) -> None:
-        """Restart the rounds after the first wrong draft of each request; see `take_back_rows`."""
+    def rewind(self, given_KE: Tensor, slots_E: Tensor, counts_E: Tensor) -> None:
+        """Restart the rounds after the first wrong draft of each request; see `rewind_rows`."""
         step = self._current
         samples = step.samples.views
         numbers = [step.inputs.views["positions"], samples["sample_rows"], samples["sample_positions"]]
         numbers.append(samples["num_outputs"])
-        take_back_rows(self._slots.sampled_KS, self._slots.drafts_KS, given_KE, slots_E, counts_E, numbers)
+        rewind_rows(self._slots.sampled_KS, self._slots.drafts_KS, given_KE, slots_E, counts_E, numbers)
 
     def draft_next(self) -> Tensor:
         """Compute the last draft of each request, and draw the next one. The next call overwrites tokens_E."""
@@ -105,7 +105,7 @@ class DraftGraphs(StepGraphs):
         self._upload.send_idle(fields, samples, ())
         self._round(fields.views, samples.views, None)
         zero = torch.zeros(1, dtype=torch.int64, device=self._stream.torch_device)
-        self.take_back(zero[:, None], zero + self._slots.idle_slot, zero)
+        self.rewind(zero[:, None], zero + self._slots.idle_slot, zero)
 
     def _sample_body(self, kind: GraphKind, fields: Fields, size: int) -> Callable[[], object]:
         self.features = self._features
@@ -212,7 +212,7 @@ class DeviceRounds:
         self._graphs.stage_rounds(inputs, SampleRows(rows_E, slots_E, draws_E, num_outputs_E))
         if verified is not None and verified.draft_tokens is not None:
             given_KE, counts_E = verified.draft_tokens.by_request()
-            self._graphs.take_back(upload_array(self._stream, given_KE), slots, upload_array(self._stream, counts_E))
+            self._graphs.rewind(upload_array(self._stream, given_KE), slots, upload_array(self._stream, counts_E))
         for place in range(num_drafts):
             tokens_N = self._graphs.draft_next() if place else self._graphs.sample().tokens_N
             # If the logits are NaN, the draft is token 0: as good as any.

@@ -215,7 +215,7 @@ class CudaGraphRunner:
         token_ids = [NO_TOKEN] * len(samples)
         rows: list[RowLogprobs | None] = [None] * len(samples)
         while len(places_M := rounds.places_M):
-            part = samples.at(places_M)
+            part = samples.select(places_M)
             masked = self._bind(part, has_masks=has_masks)
             if logits_NV is None:
                 logits_MV = self._reporter.logits_of(part.indices_N)

@@ -103,7 +103,7 @@ class StepBuffer:
         self._send_rows(memory)
         places, words = memory.take_changes()
         if len(places) > MAX_PACKED_CHANGES:
-            self._apply_alone(memory, places, words)
+            self._upload_changes(memory, places, words)
             places, words = places[:0], words[:0]
         fields_start = inputs.start
         end = self._plan_start + num_attention_words * _WORD_BYTES
@@ -123,9 +123,9 @@ class StepBuffer:
         self._send_rows(memory)
         places, words = memory.take_changes()
         if len(places):
-            self._apply_alone(memory, places, words)
+            self._upload_changes(memory, places, words)
 
-    def _apply_alone(self, memory: SlotMemory, places: Places, words: Words) -> None:
+    def _upload_changes(self, memory: SlotMemory, places: Places, words: Words) -> None:
         layout = changes_layout(len(places))
         host_B = self._stream.host_buffer(layout.num_bytes)
         arrays = layout.host_views(host_B)

@@ -58,7 +58,7 @@ def stack_of(
     """
     weight = tensors.get("weight_packed", tensors.get("weight"))
     if weight is None or weight.ndim != 3:
-        raise _misfit(name, tensors)
+        raise _shape_error(name, tensors)
     num_experts = len(weight)
     each = [_of_expert(name, tensors, expert, num_experts) for expert in range(num_experts)]
     shape = matrix(name, each[0]).shape
@@ -82,11 +82,11 @@ def _of_expert(name: str, tensors: Mapping[str, Tensor], expert: int, num_expert
         elif len(tensor) == num_experts:
             own[part] = tensor[expert]
         else:
-            raise _misfit(name, tensors)
+            raise _shape_error(name, tensors)
     return own
 
 
-def _misfit(name: str, tensors: Mapping[str, Tensor]) -> ConfigError:
+def _shape_error(name: str, tensors: Mapping[str, Tensor]) -> ConfigError:
     found = ", ".join(f"{part} {tensor.dtype} {tuple(tensor.shape)}" for part, tensor in tensors.items())
     return ConfigError(
         f"{name!r} is no stack of quantized experts with scales for each: {found}",
