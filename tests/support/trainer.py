@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from octavo import AsyncClient
-from octavo.protocol.errors import RequestFailedError
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.weights import HoldSteps
 from octavo.worker_proc.training import WeightSender
 
@@ -51,7 +51,7 @@ async def train(address: str, path: str, mode: str, timeout_s: float) -> None:
         try:
             print("version", await sender.update(weights, label=mode))
             print("version", await sender.update({"model.norm.weight": weights["model.norm.weight"]}, is_partial=True))
-        except RequestFailedError as error:
+        except InvalidRequestError as error:
             print("refused:", error)
         sender.close()
 
