@@ -103,7 +103,7 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
         given = config or engine_config({"model": model, **settings})
         given = msgspec.structs.replace(given, processor_code=[*given.processor_code, *code])
         traces = traces_to(otlp_traces_endpoint)
-        return Starting(lambda: cls._on(launch_engines(given, address, on_progress), traces))
+        return Starting(lambda: cls._from_engines(launch_engines(given, address, on_progress), traces))
 
     @classmethod
     async def follow(
@@ -114,7 +114,7 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
         Raises:
             StartupError: an engine could not start. The error names the root cause; all of the engines were stopped.
         """
-        return await cls._on(follow_engines(spawned, on_progress), None)
+        return await cls._from_engines(follow_engines(spawned, on_progress), None)
 
     @classmethod
     def connect(
@@ -152,10 +152,12 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
             connect_timeout_s=connect_timeout_s,
         )
         traces = traces_to(otlp_traces_endpoint)
-        return Starting(lambda: cls._on(joining(), traces))
+        return Starting(lambda: cls._from_engines(joining(), traces))
 
     @classmethod
-    async def _on(cls, connecting: Awaitable[Several[EngineConnection]], traces: TraceObserver | None) -> "AsyncClient":
+    async def _from_engines(
+        cls, connecting: Awaitable[Several[EngineConnection]], traces: TraceObserver | None
+    ) -> "AsyncClient":
         return cls(*await connecting).traced_by(traces)
 
     async def close(self) -> None:
@@ -183,15 +185,15 @@ class AsyncClient(GenerationClient, PoolingClient, WeightsClient, EnginesClient)
 
     def on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
         """See `EngineListener`."""
-        if engine is self.engine_set.lead and engine.config != self.config:
+        if engine is self.engine_set.primary and engine.config != self.config:
             self.on_model_changed()
         if self.observer:
             self.observer.on_restart(resumption.kind, resumption.num_requests, resumption.pause_s, engine.index)
 
     def on_model_changed(self) -> None:
         """See `EngineListener`. Live requests continue with the settings that they were prepared with."""
-        lead = self.engine_set.lead
-        self.config, self.tokenizer = lead.config, lead.tokenizer
+        primary = self.engine_set.primary
+        self.config, self.tokenizer = primary.config, primary.tokenizer
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         if self.media is None and self.config.media is not None:

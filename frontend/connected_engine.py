@@ -70,7 +70,7 @@ class ConnectedEngine:
         """Whether the engine owes a reply to this client, or has work for another client."""
         return self.link.expects_answer or (self._pulse is not None and self._pulse.read().has_work)
 
-    def stay(self) -> None:
+    def pin_engine(self) -> None:
         """Accept only this engine after a reconnect, even if another engine has taken over its address.
 
         Other applications follow the address; a client with several engines already has a link to the other one.

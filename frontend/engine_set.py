@@ -75,7 +75,7 @@ class EngineSet:
         return [self._engines[index] for index in sorted(self._engines)]
 
     @property
-    def lead(self) -> ConnectedEngine:
+    def primary(self) -> ConnectedEngine:
         """The first serving engine; the client uses its configuration."""
         serving = [engine for engine in self.all if engine.state is EngineState.SERVING]
         own = [engine for engine in serving if engine.link.facts.identity == self.link.identity]
@@ -117,10 +117,10 @@ class EngineSet:
             engine = self._engines[index]
             if state is not engine.state:
                 engine.state = engine.state.move(state)
-        lead = self._lead
+        previous = self._lead
         self.link.serve([engine.index for engine in self.all if engine.state is EngineState.SERVING])
-        self._lead = self.lead
-        if self._lead is not lead:
+        self._lead = self.primary
+        if self._lead is not previous:
             self._listener.on_model_changed()
 
     def is_idle(self, index: int) -> bool:

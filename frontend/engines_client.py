@@ -125,7 +125,7 @@ class EnginesClient:
 
     async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
         """Return the requests, blocks and latest steps of an engine; by default, of the first serving engine."""
-        shown = self.engine_set.lead if engine is None else self.engine_set[engine]
+        shown = self.engine_set.primary if engine is None else self.engine_set[engine]
         result = await shown.link.call(GetSnapshot())
         assert isinstance(result, EngineSnapshot)
         return result

@@ -54,12 +54,12 @@ class StallWatch:
 
     async def _dump(self) -> None:
         for process in process_tree(os.getpid()):
-            logger.error("pid %d (%s) %s", process.pid, process.name, _what_follows(process))
+            logger.error("pid %d (%s) %s", process.pid, process.name, _dump_status(process))
             process.request_dump()
             await asyncio.sleep(DUMP_TIME_S)
 
 
-def _what_follows(process: ProcessInfo) -> str:
+def _dump_status(process: ProcessInfo) -> str:
     if not process.handles_dump:
         return f"is in state {process.state}; it cannot dump its stacks"
     if process.is_stopped:

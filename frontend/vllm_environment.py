@@ -61,7 +61,9 @@ def engine_with_variables(config: EngineConfig, env: Env, device: str) -> Engine
     _log_others(frozenset(env.vllm_variables))
     variables = {name: text for name, text in env.vllm_variables.items() if device == "cpu" or "_CPU_" not in name}
     for branch in {variable.branch for variable in _SETTINGS.values()} - {"server"}:
-        config = msgspec.structs.replace(config, **{branch: _with(getattr(config, branch), branch, variables)})
+        config = msgspec.structs.replace(
+            config, **{branch: _with_variables(getattr(config, branch), branch, variables)}
+        )
     return config
 
 
@@ -71,10 +73,10 @@ def server_with_variables(config: ServerConfig, env: Env) -> ServerConfig:
     Raises:
         ConfigError: a variable is not a number, or out of bounds.
     """
-    return _with(config, "server", env.vllm_variables)
+    return _with_variables(config, "server", env.vllm_variables)
 
 
-def _with(struct: Struct, branch: str, variables: Mapping[str, str]) -> Struct:
+def _with_variables(struct: Struct, branch: str, variables: Mapping[str, str]) -> Struct:
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     for name, (home, setting, parse) in _SETTINGS.items():
         if home != branch or name not in variables or getattr(struct, setting) != defaults[setting]:

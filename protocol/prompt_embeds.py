@@ -67,7 +67,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     def without(self, token_ids: Sequence[TokenId]) -> list[TokenId]:
         """Return the tokens of a prompt at positions without a row."""
-        return tokens_beside(self.spans, token_ids)
+        return tokens_outside(self.spans, token_ids)
 
     def fault(self, num_prompt_tokens: int, num_row_bytes: int) -> str | None:
         """Return why these cannot be the rows of a prompt with this many positions. Return None if they can."""
@@ -119,7 +119,7 @@ class StepEmbedsBuilder:
         return StepEmbeds(self._places, Buffer(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)))
 
 
-def tokens_beside(spans: Sequence[Span], token_ids: Sequence[TokenId]) -> list[TokenId]:
+def tokens_outside(spans: Sequence[Span], token_ids: Sequence[TokenId]) -> list[TokenId]:
     """Return the tokens at positions outside of all spans."""
     tokens: list[TokenId] = []
     end = 0

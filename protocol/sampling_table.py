@@ -19,7 +19,7 @@ MAX_STREAM_INTERVAL = 2**31 - 1
 _LARGEST = sys.float_info.max
 
 
-def _themselves(token_ids: Collection[int]) -> Collection[int]:
+def _as_listed(token_ids: Collection[int]) -> Collection[int]:
     return token_ids
 
 
@@ -174,7 +174,7 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.TOKEN_IDS,
         stage=Stage.STOP,
         max_entries=MAX_TOKEN_IDS,
-        token_ids=_themselves,
+        token_ids=_as_listed,
         is_request_field=True,
         columns=("withheld_ids_SE", "num_withheld_S"),
         meaning="tokens that end the sequence",
@@ -250,7 +250,7 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.TOKEN_IDS,
         stage=Stage.REPORT,
         max_entries=MAX_TOKEN_IDS,
-        token_ids=_themselves,
+        token_ids=_as_listed,
         is_request_field=True,
         meaning=f"at most {MAX_LOGPROB_TOKEN_IDS} tokens that are reported in place of the most likely ones",
     ),
@@ -269,7 +269,7 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.TOKEN_IDS,
         stage=Stage.LOGITS,
         max_entries=MAX_TOKEN_IDS,
-        token_ids=_themselves,
+        token_ids=_as_listed,
         is_request_field=True,
         columns=("has_mask_S", "allowed_SW"),
         meaning="no other token is generated",

@@ -111,7 +111,7 @@ class HostTier:
             self._dropped.append(host_id)
         return host_id
 
-    def land(self, key: bytes, host_id: BlockId) -> None:
+    def insert_loaded(self, key: bytes, host_id: BlockId) -> None:
         """Make the contents of a reserved block available, unless the key is already in host memory."""
         if key in self._by_key:
             return

@@ -196,7 +196,7 @@ class BlockLoads:
         if not is_whole:
             return load.state_place
         for key, place in load.states_from_files:
-            self._host_states.land(key, place)
+            self._host_states.insert_loaded(key, place)
         held = self._host_states.hold(load.state_key)  # in another slot if the device has evicted this state again
         self._unpin_state(load.state_place)
         return held

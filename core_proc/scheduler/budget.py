@@ -57,13 +57,13 @@ class PromptBudget:
 
     def is_short(self, num_uncomputed: int) -> bool:
         """Return whether one step can compute this many tokens, or `max_chunk` of them if that is fewer."""
-        return self._wanted(num_uncomputed) <= self._num_tokens
+        return self._capped(num_uncomputed) <= self._num_tokens
 
     def has_room(self, num_uncomputed: int) -> bool:
         """Return whether another prompt would get any tokens in addition to those already claimed."""
         if not self._num_prompts:
             return self._num_tokens > 0
-        num_short = self._num_claimed + (self._wanted(num_uncomputed) if self.is_short(num_uncomputed) else 0)
+        num_short = self._num_claimed + (self._capped(num_uncomputed) if self.is_short(num_uncomputed) else 0)
         if num_short > self._full_step_tokens and self._num_claimed:
             return False
         # One block for each long prompt, and one for this prompt.
@@ -73,7 +73,7 @@ class PromptBudget:
         """Count a prompt with this many uncomputed tokens."""
         self._num_prompts += 1
         if self.is_short(num_uncomputed):
-            self._num_claimed += self._wanted(num_uncomputed)
+            self._num_claimed += self._capped(num_uncomputed)
         else:
             self._num_long += 1
 
@@ -89,7 +89,7 @@ class PromptBudget:
         if not is_short:
             self._num_long -= 1
             return fair
-        num_wanted = self._wanted(num_uncomputed)
+        num_wanted = self._capped(num_uncomputed)
         if self._num_given and self._num_given + num_wanted > self._full_step_tokens:
             self._is_full = True
         if self._is_full:
@@ -103,5 +103,5 @@ class PromptBudget:
         num_computed = self._num_tokens - num_left
         return num_left > 0 and not self._is_full and num_computed < self._full_step_tokens
 
-    def _wanted(self, num_uncomputed: int) -> int:
+    def _capped(self, num_uncomputed: int) -> int:
         return min(num_uncomputed, self._max_chunk) if self._max_chunk else num_uncomputed

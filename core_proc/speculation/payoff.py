@@ -85,7 +85,7 @@ class Payoff:
         if self._num_steps == WINDOW_STEPS:
             self._window, self._num_steps = self._window + 1, 0
             if self._is_judged:
-                self._judge()
+                self._compare_rates()
             else:
                 self.may_speculate = WINDOWS[self._window]
 
@@ -114,7 +114,7 @@ class Payoff:
         self._num_tokens[self.may_speculate] += num_tokens
         self._elapsed_s[self.may_speculate] += period_s
 
-    def _judge(self) -> None:
+    def _compare_rates(self) -> None:
         """Compare tokens per second with and without drafts."""
         with_drafts = self._num_tokens[True] * self._elapsed_s[False]
         without_drafts = self._num_tokens[False] * self._elapsed_s[True]

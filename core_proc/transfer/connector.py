@@ -124,7 +124,7 @@ class KVConnector:
             return submit
         own = msgspec.structs.replace(submit, kv_transfer=None)
         if transfer.leaves:
-            if self._config.gives:
+            if self._config.is_producer:
                 return submit
             if submit.is_continued:  # a sending engine has died
                 return own

@@ -69,7 +69,7 @@ def open_connector(
     num_ranks = config.world_size
     offers = Offers(num_ranks, transfer.max_bytes)
     server = puller = None
-    if transfer.gives:
+    if transfer.is_producer:
         addresses = [local_address(directory, engine_id)]
         if transfer.host:
             port = str(transfer.port + config.engine_index) if transfer.port else "*"
@@ -78,7 +78,7 @@ def open_connector(
                 Authenticator(context, group.server.clients)
         keys = None if group is None else group.server
         server = TransferServer(context, addresses, keys, offers, is_replacement=bool(spec.replaced_epoch))
-    if transfer.takes:
+    if transfer.is_consumer:
         client_keys = None if group is None else group.client
         puller = Puller(context, directory, folder, num_ranks, client_keys, transfer.pull_timeout_s)
     layout = _layout(config, plan, facts)

@@ -322,7 +322,7 @@ class WeightsControl:
         try:
             for tag in [tag for tag in WAKE_TAGS if tag in tags and tag in self._state.record.asleep]:
                 yield self._is_quiet
-                answer = yield from self._woken(tag)
+                answer = yield from self._wake(tag)
                 if answer.fault and self._workers.is_ready:
                     return CallFailed(answer.fault)
                 self._state.save(asleep=[other for other in self._state.record.asleep if other != tag])
@@ -332,7 +332,7 @@ class WeightsControl:
             yield from self._resume()
         return self._state.status
 
-    def _woken(self, tag: str) -> Generator[Condition, None, CombinedReply]:
+    def _wake(self, tag: str) -> Generator[Condition, None, CombinedReply]:
         if tag == "weights":
             return (yield from self._command(RestoreWeights))
         plan = self._workers.cache_plan

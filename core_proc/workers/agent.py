@@ -115,7 +115,7 @@ class _Connection:
                 logger.warning("lost the connection to the engine at %s; its workers here end", self._spec.core_address)
                 return False
             elif not self._is_connected and time.monotonic() >= deadline:
-                raise self._no_answer()
+                raise self._no_reply_error()
             while (command := self._socket.receive()) is not None:
                 if isinstance(command, Dismiss):
                     logger.info("the engine at %s has ended", self._spec.core_address)
@@ -131,7 +131,7 @@ class _Connection:
         self._socket.close()
         self._context.term()
 
-    def _no_answer(self) -> StartupError:
+    def _no_reply_error(self) -> StartupError:
         reason = "it has another key, or does not know ours" if self._socket.has_failed_handshake else "nothing answers"
         return StartupError(
             f"cannot join the engine at {self._spec.core_address}: {reason}",

@@ -114,7 +114,7 @@ class Agents:
                 f"it has octavo {ready.release or 'of an earlier release'} with protocol {ready.version}, node 0 has "
                 f"{__version__} with {PROTOCOL_VERSION}: install the same version on both",
             )
-            self.tell(ready.agent, Dismiss())
+            self.send_to(ready.agent, Dismiss())
             return
         if self._is_uniform:
             self._instruction_sets = self._instruction_sets or ready.instruction_sets
@@ -219,9 +219,9 @@ class Agents:
         """Send a command to all agents of a group."""
         for agent, member in self._members.items():
             if member.generation == generation:
-                self.tell(agent, command)
+                self.send_to(agent, command)
 
-    def tell(self, agent: str, command: AgentCommand) -> None:
+    def send_to(self, agent: str, command: AgentCommand) -> None:
         """Send a command to one agent."""
         if not self._is_closed:
             self._socket.send(agent, command)
@@ -231,7 +231,7 @@ class Agents:
         if not self._is_dismissed:
             self._is_dismissed = True
             for agent in self._members:
-                self.tell(agent, Dismiss())
+                self.send_to(agent, Dismiss())
 
     def close(self) -> None:
         """Dismiss all agents and close the connections to them. The sockets of the groups are closed already.

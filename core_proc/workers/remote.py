@@ -162,7 +162,7 @@ class RemoteWorkerGroup(StartingGroup):
             logger.info("starting %s on node %s", names, node.name)
             for agent, ranks in node.agents.items():
                 specs = [self._spec(rank, rank - ranks[0], index) for rank in ranks]
-                self._agents.tell(
+                self._agents.send_to(
                     agent, StartRanks(generation=self._generation, memory_path=node.memory_path, specs=specs)
                 )
                 self._running.update(ranks)

@@ -138,9 +138,9 @@ class StartingGroup(ABC):
             if not has_joined:
                 return False
             self._send_allocation(plan)
-        if self._awaited is CacheReady and self._have_answered():
+        if self._awaited is CacheReady and self._have_all_replied():
             self._send_warm_up()
-        return self._awaited is WarmedUp and self._have_answered()
+        return self._awaited is WarmedUp and self._have_all_replied()
 
     def broadcast(self, command: WorkerCommand) -> None:
         """Send a command to every rank. Never blocks."""
@@ -240,12 +240,12 @@ class StartingGroup(ABC):
         """
         deadline = time.monotonic() + timeout_s
         try:
-            while not self._have_answered():
+            while not self._have_all_replied():
                 self._wait_for_start(deadline, stop, phase)
         except WorkerFailed as failure:
             raise StartupError(str(failure), phase=phase) from failure
 
-    def _have_answered(self) -> bool:
+    def _have_all_replied(self) -> bool:
         """Return whether every rank has sent the awaited reply.
 
         Raises:

@@ -67,7 +67,7 @@ class AudioPrompts:
             "audio needs pip install 'octavo[audio]', and the model's preprocessor_config.json",
         )
 
-    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+    async def extract(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation unchanged.
 
         Raises:

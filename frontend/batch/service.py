@@ -98,13 +98,13 @@ class BatchService:
             with self._errors_logged(), self.directory.lock() as is_ours:
                 while is_ours and not self._tasks.is_draining:
                     with self._errors_logged():
-                        await self._look(app, engine, max_in_flight)
+                        await self._advance_batches(app, engine, max_in_flight)
                     await self._sleep()
                 while self._running:  # the lock is kept as long as they write
                     await asyncio.wait(self._running.values())
             await self._sleep()
 
-    async def _look(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+    async def _advance_batches(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
         """Begin or continue unfinished batches; remove obsolete files.
 
         Raises:

@@ -153,7 +153,7 @@ async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: Chat
         if request.processor_kwargs:
             raise InvalidRequestError("mm_processor_kwargs: the model reads text only: leave it out", KWARGS)
         return replace(shown, messages=messages), _Parts(embeds=embeds)
-    messages, sources = await media.take(messages)
+    messages, sources = await media.extract(messages)
     if sources and embeds:
         raise InvalidRequestError("a request with media cannot have prompt_embeds: leave them out", embeds[0].path)
     for name, given in (("chat_template", shown.template), ("prompt_token_ids", request.prompt_token_ids)):

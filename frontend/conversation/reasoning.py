@@ -38,7 +38,7 @@ def begin_output(
     """
     shown = request.input
     wants = _wants_reasoning(shown, context)
-    is_off = wants is False and _knows_switch(shown, context)
+    is_off = wants is False and _has_reasoning_switch(shown, context)
     continued = last_text(shown.messages[-1]) if shown.continue_final_message else ""
     state = reasoning.initial_state(prompt, continued, is_off=is_off)
     if not shown.add_generation_prompt or state is ReasoningState.OUTSIDE:
@@ -98,6 +98,6 @@ def _wants_reasoning(shown: ChatInput, context: ChatContext) -> bool | None:
     return False if wants is None and shown.reasoning_effort == "none" else wants
 
 
-def _knows_switch(shown: ChatInput, context: ChatContext) -> bool:
+def _has_reasoning_switch(shown: ChatInput, context: ChatContext) -> bool:
     """Return whether the chat template can turn reasoning off. We assume that a caller's own template can."""
-    return shown.template is not None or any(map(context.chat_template.knows, SWITCHES))
+    return shown.template is not None or any(map(context.chat_template.has_variable, SWITCHES))

@@ -73,11 +73,11 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
     if context.settings.is_harmony:
         effort = EFFORTS.get(effort, effort)
     template = context.chat_template if chat_input.template is None else None
-    known = [name for name in SWITCHES if template is not None and template.knows(name)]
+    known = [name for name in SWITCHES if template is not None and template.has_variable(name)]
     if effort == "none" and known:
         return dict.fromkeys(known, False)
     # a caller's own template is assumed to use what it is given
-    if template is None or template.knows("reasoning_effort"):
+    if template is None or template.has_variable("reasoning_effort"):
         return {"reasoning_effort": effort}
     _log_unused_effort()
     return {}

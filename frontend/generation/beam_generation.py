@@ -128,8 +128,8 @@ class BeamGeneration:
         try:
             for beam in self._search.open:
                 submit = self._submission([*self._prompt_token_ids, *beam.token_ids], bool(beam.steps))
-                beside = streams[0].request_id if streams else None
-                streams.append(self._link.submit(submit, self._arrived, beside))
+                sibling = streams[0].request_id if streams else None
+                streams.append(self._link.submit(submit, self._arrived, sibling))
             self._engine = streams[0].engine
             while len(ends) < len(streams):
                 await self._arrived.wait()

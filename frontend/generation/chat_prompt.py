@@ -39,7 +39,7 @@ async def chat_prompt(
         InvalidRequestError: the template rejects the messages, or a media item has no URL.
     """
     if client.media is not None:
-        messages, sources = await client.media.take(messages)
+        messages, sources = await client.media.extract(messages)
         if sources:
             text = await client.run_in_thread(lambda: template.render(messages, **variables))
             return {"prompt": text, "add_special_tokens": False, FIELD: by_kind(sources)}

@@ -133,8 +133,8 @@ class Generation:
                 await asyncio.sleep(0)
             try:
                 # One engine computes the prompt once for all of them.
-                beside = self._streams[0].request_id if index else None
-                self._streams.append(self._link.submit(submit, self.arrived, beside))
+                sibling = self._streams[0].request_id if index else None
+                self._streams.append(self._link.submit(submit, self.arrived, sibling))
             except OctavoError as error:
                 self._report(str(FinishReason.ERROR), error)
                 raise

@@ -131,7 +131,7 @@ class RequestPreparer:
             params.verify()
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if adapter is not None and adapter.is_soft_prompt:
-            tokenized, adapter = await self._soft_prompts.before(tokenized, adapter), None
+            tokenized, adapter = await self._soft_prompts.prepend(tokenized, adapter), None
         adapter = adapter or await self._own_adapter(tokenized)
         num_prompt_tokens = len(tokenized.token_ids)
         check_volume(params, num_prompt_tokens, 1, self._config)

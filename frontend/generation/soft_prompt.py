@@ -60,7 +60,7 @@ class SoftPrompts:
         self._rows: dict[str, PromptEmbeds] = {}
         """Rows by the digest of their files. The oldest entry is dropped, and read again when it is needed."""
 
-    async def before(self, prompt: TokenizedPrompt, adapter: Adapter) -> TokenizedPrompt:
+    async def prepend(self, prompt: TokenizedPrompt, adapter: Adapter) -> TokenizedPrompt:
         """Return a prompt with an adapter's rows before it. Read the rows in a thread the first time.
 
         Raises:

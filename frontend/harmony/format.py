@@ -23,7 +23,7 @@ class HarmonyFormat:
 
     def open(self) -> HarmonyReader:
         """Return a reader of one answer."""
-        return HarmonyReader.after(self.prompt, self.functions, self.max_calls)
+        return HarmonyReader.continuing(self.prompt, self.functions, self.max_calls)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
         """Return how many of the generated tokens belong to reasoning messages, including the marks that end them."""

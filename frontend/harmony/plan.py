@@ -10,7 +10,7 @@ from octavo.frontend.harmony.header import CHANNEL, CONSTRAIN, END, FUNCTIONS, M
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
 from octavo.frontend.tools.plan import ToolChoice, ToolPlan, calls_form, forced_form, plan_tools
 from octavo.frontend.tools.schema import form_schema, with_tag
-from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, sequence, structural, tag
+from octavo.frontend.tools.tag_formats import ANY_TEXT, any_of, fixed, json_of, sequence, structural, tag
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
@@ -108,7 +108,7 @@ def _form_of_calls(
     messages = [_call(tool, tool.parameters if tool in bound else {"type": "object"}) for tool in called]
     if not is_forced:
         messages.append(answer)
-    form = structural(sequence(either([_PREAMBLE, fixed("")]), either(messages)))
+    form = structural(sequence(any_of([_PREAMBLE, fixed("")]), any_of(messages)))
     if is_forced:
         return forced_form(called, structural_tag=form)
     return calls_form(bound, form, answer_form)
@@ -138,7 +138,7 @@ def _answer_format(form: StructuredOutputsParams) -> dict[str, Any] | None:
     if form.regex is not None:
         content = {"type": "regex", "pattern": form.regex}
     elif form.choice is not None:
-        content = either(map(fixed, form.choice))
+        content = any_of(map(fixed, form.choice))
     elif form.structural_tag is not None:
         given = parse_json(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
         content = given.get("format")

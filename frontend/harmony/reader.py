@@ -48,7 +48,7 @@ class HarmonyReader:
         """Number of calls that have started."""
 
     @classmethod
-    def after(
+    def continuing(
         cls, prompt: str, functions: frozenset[str] = frozenset(), max_calls: int | None = None
     ) -> "HarmonyReader":
         """Return a reader for an answer that continues the last message of a prompt."""

@@ -103,7 +103,7 @@ class BackgroundResponses:
             await running.save()
         except Exception:
             logger.exception("response %s has failed: it cannot be generated or stored", running.id)
-            await self.store.run(ResponseStore.disown, running.id)
+            await self.store.run(ResponseStore.mark_orphaned, running.id)
         finally:
             del self._running[running.id]
             running.notify()
@@ -147,9 +147,9 @@ class RunningResponse:
         self._status = ""
         self._unsaved: list[bytes] = []
 
-    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
         """Add the events of an output delta. Return an empty piece, whose reader calls `save`."""
-        self.add(self.events.take(output, prompt_index))
+        self.add(self.events.render(output, prompt_index))
         return [b""]
 
     def last(self) -> list[bytes]:

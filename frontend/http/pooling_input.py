@@ -77,7 +77,7 @@ async def _conversation_prompt(
 ) -> Prompt:
     """Return the prompt of a conversation, with its media."""
     maker, media = state.client.media, state.client.config.media
-    shown, sources = (messages, []) if maker is None else await maker.take(messages)
+    shown, sources = (messages, []) if maker is None else await maker.extract(messages)
     if media is not None and media.vector_width:
         text = plain_text(shown)
     else:
@@ -125,7 +125,7 @@ def inputs_of(value: Text | Sequence[Text], field: str, *, is_one: bool = False)
     return several
 
 
-def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[ScoreInput], list[ScoreInput]]:
+def compared_inputs(body: ScoreRequest) -> tuple[tuple[str, str], list[ScoreInput], list[ScoreInput]]:
     """Return the field names of both sides, and the inputs of both.
 
     Raises:

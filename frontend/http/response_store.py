@@ -95,7 +95,7 @@ class ResponseStore:
         self._path = path
         self._lock: int | None = None
         """The lock file that shows other processes that this owner is alive."""
-        self._disowned: set[str] = set()
+        self._orphaned: set[str] = set()
         """Responses of this process that ended, but whose last state could not be written."""
         if path is not None:
             _make_private(path)
@@ -117,7 +117,7 @@ class ResponseStore:
     @property
     def has_disowned(self) -> bool:
         """Whether a response passed to `disown` is not marked as failed yet."""
-        return bool(self._disowned)
+        return bool(self._orphaned)
 
     def put(
         self, stored: StoredResponse, *, is_running: bool = False, first: int = 0, events: Sequence[bytes] = ()
@@ -158,7 +158,7 @@ class ResponseStore:
         if owner is not None and not self._is_running(response_id, owner):
             with self._writing():
                 stored = self._fail(response_id)
-            self._disowned.discard(response_id)
+            self._orphaned.discard(response_id)
             return stored
         if time.time() - used >= USE_RESOLUTION_S:
             with self._writing():
@@ -198,17 +198,17 @@ class ResponseStore:
 
     def cancel_requests(self) -> list[str]:
         """Return the responses that this process should cancel. Mark disowned responses as failed."""
-        for response_id in list(self._disowned):
+        for response_id in list(self._orphaned):
             if self.get(response_id) is None:  # it was dropped
-                self._disowned.discard(response_id)
+                self._orphaned.discard(response_id)
         rows = self._database.execute(
             "select id from responses where owner = ? and is_cancelled = 1", (self._owner,)
         ).fetchall()
         return [row[0] for row in rows]
 
-    def disown(self, response_id: str) -> None:
+    def mark_orphaned(self, response_id: str) -> None:
         """Treat a response of this process as if its owner had died. Writes nothing: writing may have failed."""
-        self._disowned.add(response_id)
+        self._orphaned.add(response_id)
 
     def close(self) -> None:
         """Close the file. This process must not generate a response any more."""
@@ -305,7 +305,7 @@ class ResponseStore:
 
     def _is_running(self, response_id: str, owner: str | None) -> bool:
         if owner == self._owner:
-            return response_id not in self._disowned
+            return response_id not in self._orphaned
         return owner is not None and self._path is not None and not _remove_if_unlocked(_lock_path(self._path, owner))
 
     def _remove_locks_of_dead_owners(self, path: str) -> None:

@@ -14,7 +14,7 @@ from octavo.frontend.receipts.recorder import Recorder
 class ChunkRenderer(Protocol):
     """Renders outputs as JSON."""
 
-    def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
         """Return the chunks for the new part of an output."""
 
     def last(self) -> list[bytes]:
@@ -47,7 +47,7 @@ async def stream_pieces(
         while running.num_unfinished:
             await running.arrived.wait()
             for index, output in running.take():
-                if bodies := renderer.take(output, index):
+                if bodies := renderer.render(output, index):
                     yield framing.join(bodies)
     if recorder is not None:
         recorder.finish()

@@ -14,7 +14,7 @@ _FORM = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True
 class ImagePrompts(MediaPrompts):
     """Makes prompts that consist of one image each; see `MediaPrompts`."""
 
-    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+    async def extract(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation without its images, and the images; raises as `MediaPrompts.take`."""
         return take_media(messages, dict.fromkeys(self._kinds_in(messages), ""))
 

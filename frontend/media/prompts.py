@@ -48,7 +48,7 @@ class PromptMaker(Protocol):
     kinds: Collection[Kind]
     """Kinds of media that the model reads."""
 
-    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+    async def extract(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with placeholders in place of its media, and the media."""
 
     async def of_text(
@@ -96,7 +96,7 @@ class MediaPrompts:
         self._live = LiveMedia(config.media.max_live_bytes)
         self._precomputed = PrecomputedMedia(config, self.processor)
 
-    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+    async def extract(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with placeholders in place of its media, and the media.
 
         Raises:

@@ -90,7 +90,7 @@ class Follower:
             self._client.engine_set.add(index, self._waiting.pop(index))
         for engine in self._client.engines:
             if (entry := self._entry(engine.index)) and entry.is_local:
-                engine.stay()
+                engine.pin_engine()
         self._apply()
         self._tasks.append(asyncio.create_task(self._watch(), name="engines: watch"))
         return self._client
@@ -214,7 +214,7 @@ class Follower:
                 if self._client:
                     engine = self._client.engine_set.add(index, connection)
                     if entry.is_local:
-                        engine.stay()
+                        engine.pin_engine()
                 else:
                     self._waiting[index] = connection
                 return

@@ -347,7 +347,7 @@ class EngineOperator:
             # A restarting core listens at the address that it was given.
             while not old.process.is_running and not old.link.failure:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
-            old.stay()
+            old.pin_engine()
             old.process.hand_over_addresses(new.process)
             old.link.address = old.process.address  # if its core crashes, the next one listens there
             self.directory.publish()

@@ -61,11 +61,11 @@ class Metrics(Collector):
 
     def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
         """Add the increase of an engine's totals."""
-        self._of(engine).on_stats(stats)
+        self._engine_metrics(engine).on_stats(stats)
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float, engine: int = 0) -> None:
         """Count a restart; the new core counts from 0."""
-        self._of(engine).on_restart(cause, num_requests, pause_s)
+        self._engine_metrics(engine).on_restart(cause, num_requests, pause_s)
 
     def on_live_requests(self, count: int) -> None:
         """Set the number of this process's unfinished requests."""
@@ -78,25 +78,25 @@ class Metrics(Collector):
 
     def on_first_token(self, latency_s: float, engine: int = 0) -> None:
         """Observe a time to first token."""
-        self._of(engine).observe("time_to_first_token_seconds", latency_s)
+        self._engine_metrics(engine).observe("time_to_first_token_seconds", latency_s)
 
     def on_inter_token(self, latency_s: float, num_tokens: int, engine: int = 0) -> None:
         """Observe the time between two outputs, divided evenly among its `num_tokens` tokens."""
-        self._of(engine).observe("inter_token_latency_seconds", latency_s / num_tokens, num_tokens)
+        self._engine_metrics(engine).observe("inter_token_latency_seconds", latency_s / num_tokens, num_tokens)
 
     def on_rejected(self, limit: str, engine: int = 0) -> None:
         """Count a request that was rejected because of a queue limit."""
-        self._of(engine).add("admission_rejections", 1, limit)
+        self._engine_metrics(engine).add("admission_rejections", 1, limit)
 
     def on_media_query(self, *, is_hit: bool) -> None:
         """Count a cache lookup of an image. The cache belongs to this process, so it counts for the first engine."""
-        metrics = self._of(0)
+        metrics = self._engine_metrics(0)
         metrics.add("mm_cache_queries", 1)
         metrics.add("mm_cache_hits", int(is_hit))
 
     def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
         """Observe a finished request."""
-        self._of(engine).on_finished(record)
+        self._engine_metrics(engine).on_finished(record)
 
     def histogram(self, name: str) -> tuple[list[float], list[int]]:
         """Return a histogram's upper edges, and its counts over all engines including the overflow bucket.
@@ -107,7 +107,7 @@ class Metrics(Collector):
         Raises:
             KeyError: no histogram has this name.
         """
-        histograms = [self._of(engine).histograms[name] for engine in self._engine_blocks()]
+        histograms = [self._engine_metrics(engine).histograms[name] for engine in self._engine_blocks()]
         counts = [sum(column) for column in zip(*(one.counts for one in histograms), strict=True)]
         return histograms[0].edges, counts
 
@@ -119,7 +119,9 @@ class Metrics(Collector):
             if metric.kind is Kind.HISTOGRAM:
                 family = HistogramMetricFamily(name, metric.help)
                 for engine in blocks:
-                    self._of(engine).histograms[metric.name].add_to(family, self._labels(engine), self._created_s)
+                    self._engine_metrics(engine).histograms[metric.name].add_to(
+                        family, self._labels(engine), self._created_s
+                    )
                 yield family
             elif metric.name == "cache_config_info":
                 info = [(self._labels(engine) | cache_labels(self._config, num), 1.0) for engine, num in blocks.items()]
@@ -131,7 +133,7 @@ class Metrics(Collector):
                 series = [one for engine in blocks for one in self._series(metric, engine)]
                 yield number_family(metric.kind, name, metric.help, series, self._created_s)
 
-    def _of(self, engine: int) -> EngineMetrics:
+    def _engine_metrics(self, engine: int) -> EngineMetrics:
         """Return the metrics of an engine, creating them if necessary."""
         if (found := self._engines.get(engine)) is None:
             found = self._engines[engine] = EngineMetrics(
@@ -143,13 +145,13 @@ class Metrics(Collector):
         return {"model_name": self._config.served_model_names[0], "engine": str(engine)}
 
     def _adapters(self, engine: int) -> Iterator[tuple[dict[str, str], float]]:
-        latest = self._of(engine).adapters
+        latest = self._engine_metrics(engine).adapters
         if self._config.lora is not None and latest is not None:
             names, time_s = latest
             yield self._labels(engine) | {"max_lora": str(self._config.lora.max_loras), **names}, time_s
 
     def _series(self, metric: MetricName, engine: int) -> Iterator[tuple[dict[str, str], float]]:
-        labels, sums = self._labels(engine), self._of(engine).numbers[metric.name].sums()
+        labels, sums = self._labels(engine), self._engine_metrics(engine).numbers[metric.name].sums()
         if metric.name not in LABEL_VALUES:
             yield labels, sums[0]
             return

@@ -88,7 +88,7 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
     if config.config_format == "mistral":
         formats.sort(key="mistral".__ne__)
     found = _locate(config.model, config.revision, config, env, formats, _MODEL_FILES)
-    gguf = found if found.suffix == ".gguf" and found.is_file() else _the_only_gguf(found)
+    gguf = found if found.suffix == ".gguf" and found.is_file() else _only_gguf(found)
     return gguf_parts(gguf)[0] if gguf else found
 
 
@@ -148,7 +148,7 @@ def _locate(
     return _cached(hub, formats, patterns) or _downloaded(hub, env, formats, patterns)
 
 
-def _the_only_gguf(directory: Path) -> Path | None:
+def _only_gguf(directory: Path) -> Path | None:
     """Return the .gguf file, or one part of it, of a directory without other model files."""
     if not directory.is_dir() or (directory / "config.json").is_file():
         return None

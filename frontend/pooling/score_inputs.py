@@ -138,7 +138,7 @@ async def score_prompts(
         return [one if isinstance(one, str) else one.as_text() for one in inputs], True
     if not config.chat_template and all(isinstance(one, str) for one in inputs):
         return [one for one in inputs if isinstance(one, str)], True
-    taken = [await media.take(_conversation(one)) for one in inputs]
+    taken = [await media.extract(_conversation(one)) for one in inputs]
     if config.media.vector_width:
         texts = [
             one if isinstance(one, str) else plain_text(shown) for one, (shown, _) in zip(inputs, taken, strict=True)

@@ -28,7 +28,7 @@ class RequestLink(Protocol):
     def failure(self) -> EngineDeadError | None:
         """Why no request can be served any more. `None` while an engine lives."""
 
-    def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: WakeEvent, sibling: RequestId | None = None) -> RequestStream:
         """See `RoutedLink.submit`."""
 
     def abort(self, request_ids: list[RequestId]) -> None:

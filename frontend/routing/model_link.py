@@ -46,6 +46,6 @@ class ModelLink:
         """Have a prefill engine compute a prompt, if there is one. See `prefill.prefill`."""
         return await prefill(self._routed, submit, self.identity) if self._routed.prefilling else None
 
-    def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: WakeEvent, sibling: RequestId | None = None) -> RequestStream:
         """See `RoutedLink.submit`."""
-        return self._routed.submit(submit, arrived, self.identity, beside)
+        return self._routed.submit(submit, arrived, self.identity, sibling)

@@ -180,7 +180,7 @@ class RoutedLink:
                 link.send_vocabulary(vocabulary)
 
     def submit(
-        self, submit: Submit, arrived: WakeEvent, identity: str, beside: RequestId | None = None
+        self, submit: Submit, arrived: WakeEvent, identity: str, sibling: RequestId | None = None
     ) -> RequestStream:
         """Send a request to the most suitable engine. See `CoreLink.submit`.
 
@@ -189,7 +189,7 @@ class RoutedLink:
             arrived: see `CoreLink.submit`.
             identity: identity of the engines for which the request was prepared. Others get the request only if none of
                 these is left.
-            beside: id of a live request with the same prompt, whose engine gets this request, too.
+            sibling: id of a live request with the same prompt, whose engine gets this request, too.
 
         Raises:
             EngineDeadError: all engines are gone for good.
@@ -200,7 +200,7 @@ class RoutedLink:
             return next(iter(self._links.values())).submit(submit, arrived)
         if submit.request_id in self._link_of:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
-        if beside is not None and (link := self._link_of.get(beside)) is not None and not link.failure:
+        if sibling is not None and (link := self._link_of.get(sibling)) is not None and not link.failure:
             return link.submit(submit, arrived)
         if (candidates := self._usable.get(identity)) is None:
             candidates = self._usable[identity] = self._find_usable(identity) or self._find_usable(self.identity)
@@ -371,7 +371,7 @@ class RoutedLink:
             self._links[target].adopt(entry, stream, num_new_tokens)
         if moved:
             logger.info("%d requests of engine %d continue on other engines", len(moved), index)
-            asyncio.get_running_loop().call_soon(self._go_on_moving, index)
+            asyncio.get_running_loop().call_soon(self._retry_move, index)
         elif source.failure:
             source.fail_rest()
         return True
@@ -388,7 +388,7 @@ class RoutedLink:
         same = [other for other, link in self._links.items() if link.facts.identity == source.facts.identity]
         return tuple(sorted([other for other in same if other != index and self._links[other].is_up]))
 
-    def _go_on_moving(self, index: int) -> None:
+    def _retry_move(self, index: int) -> None:
         source = self._links.get(index)
         if source is not None and not self._move(index) and source.failure:
             source.fail_rest()

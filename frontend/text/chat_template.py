@@ -102,7 +102,7 @@ class ChatTemplate:
         with_tools = tokenizer.chat_templates.get("tool_use") if template is None else None
         return cls(source, tokenizer.special_tokens, content_format=content_format, with_tools=with_tools)
 
-    def knows(self, variable: str) -> bool:
+    def has_variable(self, variable: str) -> bool:
         """Return whether the template uses a variable with this name."""
         return variable in self._compiled.variables
 

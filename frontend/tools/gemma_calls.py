@@ -10,7 +10,7 @@ from octavo.frontend.tools.json_reader import read_value, skip_space, string_tex
 from octavo.frontend.tools.keyed_arguments import ANY_JSON, REMARKS, keyed_arguments
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
 from octavo.frontend.tools.parser import CallForm, ToolCall, partial_tag
-from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, tag
+from octavo.frontend.tools.tag_formats import ANY_TEXT, any_of, fixed, json_of, tag
 
 MAX_DEPTH = 64
 """Maximum nesting depth of objects and lists."""
@@ -61,7 +61,7 @@ class GemmaParser(MarkedParser):
         return self.marked_form(f"{self.begin}{name}{{", arguments, f"}}{self.end}")
 
     def _arguments_form(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        any_value = either([tag(self.quote, ANY_TEXT, self.quote), ANY_JSON])
+        any_value = any_of([tag(self.quote, ANY_TEXT, self.quote), ANY_JSON])
         return keyed_arguments(schema, ":", ",", self._value_form, any_value)
 
     def _value_form(self, schema: Any) -> Mapping[str, Any] | None:
@@ -82,7 +82,7 @@ class GemmaParser(MarkedParser):
             return None
         if isinstance(schema, Mapping) and schema.keys() & {"enum", "const"}:
             choices = schema["enum"] if "enum" in schema else [schema["const"]]
-            return either(fixed(f"{self.quote}{choice}{self.quote}") for choice in choices)
+            return any_of(fixed(f"{self.quote}{choice}{self.quote}") for choice in choices)
         return tag(self.quote, ANY_TEXT, self.quote)
 
 

@@ -110,7 +110,7 @@ class _Reader:
     def read_list(self) -> list[ToolCall]:
         while True:
             self._read_call()
-            if self._take(",]") == "]" or self._takes("]"):
+            if self._expect(",]") == "]" or self._skip_if_next("]"):
                 return self._calls
 
     def read_lines(self, closing: str) -> list[ToolCall]:
@@ -131,16 +131,16 @@ class _Reader:
         self.position += 1
         self._name, self._json = name, ["{"]
         keys: set[str] = set()
-        while not self._takes(")"):
+        while not self._skip_if_next(")"):
             key = self._match(KEY)
-            if key in keys or self._take("=") != "=":
+            if key in keys or self._expect("=") != "=":
                 raise NotCallsError
             separator = ", " if keys else ""
             keys.add(key)
             self._peek()
             self._json.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             self._read_value(0)
-            if self._take(",)") == ")":
+            if self._expect(",)") == ")":
                 break
         self._json.append("}")
         self._calls.append(ToolCall(name, "".join(self._json)))
@@ -168,12 +168,12 @@ class _Reader:
         self.position += 1
         self._json.append("[")
         is_first = True
-        while not self._takes("]"):
+        while not self._skip_if_next("]"):
             if not is_first:
                 self._json.append(", ")
             is_first = False
             self._read_value(depth + 1)
-            if self._take(",]") == "]":
+            if self._expect(",]") == "]":
                 break
         self._json.append("]")
 
@@ -181,17 +181,17 @@ class _Reader:
         self.position += 1
         self._json.append("{")
         is_first = True
-        while not self._takes("}"):
+        while not self._skip_if_next("}"):
             if self._peek() not in "'\"":
                 raise NotCallsError
             if not is_first:
                 self._json.append(", ")
             is_first = False
             self._read_string()
-            self._take(":")
+            self._expect(":")
             self._json.append(": ")
             self._read_value(depth + 1)
-            if self._take(",}") == "}":
+            if self._expect(",}") == "}":
                 break
         self._json.append("}")
 
@@ -249,7 +249,7 @@ class _Reader:
             raise _AtEndError
         return self._text[self.position]
 
-    def _take(self, characters: str) -> str:
+    def _expect(self, characters: str) -> str:
         """Consume one of these characters and return it."""
         character = self._peek()
         if character not in characters:
@@ -257,7 +257,7 @@ class _Reader:
         self.position += 1
         return character
 
-    def _takes(self, character: str) -> bool:
+    def _skip_if_next(self, character: str) -> bool:
         """Consume this character if it is next."""
         is_there = self._peek() == character
         self.position += is_there

@@ -10,7 +10,7 @@ from typing import Any
 from octavo.frontend.tools.keyed_arguments import keyed_arguments
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, Parsed, ToolParser
 from octavo.frontend.tools.python_calls import CALL_NAME, CutError, NotCallsError, read_call_list
-from octavo.frontend.tools.tag_formats import either, fixed, sequence, tag
+from octavo.frontend.tools.tag_formats import any_of, fixed, sequence, tag
 
 _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
@@ -23,7 +23,7 @@ _SEPARATOR = ", "
 
 def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
     """Return a format that matches one of the texts, or the empty text."""
-    return either(fixed(text) for text in ("", *texts))
+    return any_of(fixed(text) for text in ("", *texts))
 
 
 class PythonicParser(ToolParser):

@@ -8,7 +8,7 @@ import msgspec
 from octavo.frontend.generation.closed_schema import closed_schema
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, FunctionTool, ToolParser
 from octavo.frontend.tools.subschema import moved_schema, object_schema
-from octavo.frontend.tools.tag_formats import either, json_of, sequence, structural, tag
+from octavo.frontend.tools.tag_formats import any_of, json_of, sequence, structural, tag
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -85,7 +85,7 @@ def structural_tag(
         marks = [mark for form in forms for mark in form.marks] + [section.mark for section in parser.sections]
         return structural({"type": "triggered_tags", "triggers": list(dict.fromkeys(marks)), "tags": tags})
     other = _other_answer(answer_schema, parser.frame)
-    return structural(either([other, _calls_alone(forms, parser, max_calls, beside_json=True)]))
+    return structural(any_of([other, _calls_alone(forms, parser, max_calls, beside_json=True)]))
 
 
 def forced_tag(tools: Sequence[FunctionTool], parser: ToolParser, max_calls: int | None) -> dict[str, Any] | None:

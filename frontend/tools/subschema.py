@@ -55,28 +55,28 @@ def dereferenced(schema: Any, root: Mapping[str, Any]) -> Any:
 
     Nested parts are unchanged, as are references that do not resolve within `root`.
     """
-    schema = _followed(schema, root)
+    schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return schema
     alternatives = {
-        key: [_followed(member, root) for member in schema[key]]
+        key: [_resolved(member, root) for member in schema[key]]
         for key in ("anyOf", "oneOf", "allOf")
         if isinstance(schema.get(key), list)
     }
     return {**schema, **alternatives}
 
 
-def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        target = _at(root, reference) if isinstance(reference, str) and reference.startswith("#") else None
+        target = _pointer_target(root, reference) if isinstance(reference, str) and reference.startswith("#") else None
         if not isinstance(target, Mapping):
             break
         schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     return schema
 
 
-def _at(root: Mapping[str, Any], reference: str) -> Any:
+def _pointer_target(root: Mapping[str, Any], reference: str) -> Any:
     """Return the target of a JSON pointer (RFC 6901); `None` if it does not exist."""
     place: Any = root
     for name in reference.removeprefix("#").split("/")[1:]:

@@ -28,7 +28,7 @@ def sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": list(elements)}
 
 
-def either(elements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def any_of(elements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the format of one of several alternatives."""
     return {"type": "or", "elements": list(elements)}
 

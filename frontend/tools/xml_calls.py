@@ -8,7 +8,7 @@ from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string,
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
 from octavo.frontend.tools.parser import CallForm, ToolCall, partial_tag
 from octavo.frontend.tools.subschema import dereferenced, property_schema
-from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, sequence, tag
+from octavo.frontend.tools.tag_formats import ANY_TEXT, any_of, fixed, json_of, sequence, tag
 
 _EMPTY = fixed("")
 _NAME = r"[^<>\s\"']+"
@@ -86,7 +86,7 @@ class XmlParser(MarkedParser):
         elements: list[Mapping[str, Any]] = []
         for key, inner in shapes.items():
             argument = sequence(fixed(self.key[0] + key), self._value_form(_value_content(key, inner, schema)))
-            elements.append(argument if key in required else either([argument, _EMPTY]))
+            elements.append(argument if key in required else any_of([argument, _EMPTY]))
         return sequence(*elements)
 
     def _any_arguments(self) -> Mapping[str, Any]:
@@ -147,4 +147,4 @@ def _value_content(key: str, inner: object, schema: Mapping[str, Any]) -> Mappin
     if not isinstance(inner, Mapping) or not inner.keys() & {"enum", "const"}:
         return ANY_TEXT
     choices = inner["enum"] if "enum" in inner else [inner["const"]]
-    return either(fixed(choice) for choice in choices)
+    return any_of(fixed(choice) for choice in choices)

@@ -105,12 +105,12 @@ class ResolvedKVTransfer(Struct, frozen=True, kw_only=True):
     pull_timeout_s: float
 
     @property
-    def gives(self) -> bool:
+    def is_producer(self) -> bool:
         """Whether requests may leave blocks for other engines."""
         return self.role != "kv_consumer"
 
     @property
-    def takes(self) -> bool:
+    def is_consumer(self) -> bool:
         """Whether requests may continue from blocks of other engines."""
         return self.role != "kv_producer"
 

@@ -42,7 +42,7 @@ class PoolingLink:
         """Failures by number of the request, from 0."""
         self._streams: dict[str, RequestStream] = {}
 
-    def submit(self, submit: Submit, arrived: WakeEvent, beside: str | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: WakeEvent, sibling: str | None = None) -> RequestStream:
         assert submit.request_id not in self._streams
         stream = self._streams[submit.request_id] = RequestStream(submit.request_id, arrived)
         self.most_in_flight = max(self.most_in_flight, len(self._streams))

@@ -246,7 +246,7 @@ def test_an_answer_ends_the_wait_for_it():
 )
 def test_a_start_that_takes_too_long_names_its_phase(limit: str, phase: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(starting, limit, 0.01)
-    monkeypatch.setattr(LocalWorkerGroup, "_have_answered", lambda self: False)
+    monkeypatch.setattr(LocalWorkerGroup, "_have_all_replied", lambda self: False)
     monkeypatch.setattr(LocalWorkerGroup, "broadcast", lambda self, command: None)
     monkeypatch.setattr(LocalWorkerGroup, "next_sequence", 0)
     monkeypatch.setattr(LocalWorkerGroup, "waitables", [])

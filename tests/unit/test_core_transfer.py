@@ -190,5 +190,5 @@ def test_a_wrong_configuration_names_the_field(setting: object, message: str) ->
 
 def test_the_configuration_says_who_gives_and_takes() -> None:
     config = read_kv_transfer('{"kv_connector": "OctavoConnector", "kv_role": "kv_producer", "kv_ip": "127.0.0.1"}')
-    assert config is not None and (config.gives, config.takes, config.host) == (True, False, "127.0.0.1")
+    assert config is not None and (config.is_producer, config.is_consumer, config.host) == (True, False, "127.0.0.1")
     assert read_kv_transfer(None) is None and read_kv_transfer("") is None

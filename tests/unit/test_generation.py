@@ -363,7 +363,7 @@ def test_an_aborted_sequence_shows_what_was_held_back(tokenizer: Tokenizer) -> N
 class Link:
     """The first sequence ends at once, the others never."""
 
-    def submit(self, submit: Submit, arrived: asyncio.Event, beside: str | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: asyncio.Event, sibling: str | None = None) -> RequestStream:
         stream = RequestStream(submit.request_id, arrived)
         stream.put(Tokens(submit.request_id, [65]))
         if submit.request_id == "0":

@@ -165,7 +165,7 @@ def test_marks_that_are_tokens_are_counted_once() -> None:
 
 
 def test_a_long_answer_is_read_once() -> None:
-    reader = HarmonyReader.after(PROMPT, frozenset({"f"}))
+    reader = HarmonyReader.continuing(PROMPT, frozenset({"f"}))
     reader.push(FINAL)
     for _ in range(1000):
         assert reader.push("words ").content == "words "
@@ -182,7 +182,7 @@ def test_long_arguments_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return push(self, text)
 
     monkeypatch.setattr(StringEscaper, "push", counted)
-    reader = HarmonyReader.after(PROMPT, frozenset({"f"}))
+    reader = HarmonyReader.continuing(PROMPT, frozenset({"f"}))
     reader.push(f"{CHANNEL}commentary to=functions.f {CONSTRAIN}json{MESSAGE}{{")
     pieces = ['\n  "k": "a\nb",'] * 5000
     returned = "".join(call.arguments for piece in pieces for call in reader.push(piece).calls)

@@ -122,26 +122,26 @@ def style(**fields) -> AnswerStyle:
 
 def test_token_that_is_part_of_a_character_makes_no_chunk() -> None:
     chunks = ChatChunks(style(), n=1)
-    assert len(chunks.take(output("", [0xC3]))) == 1  # the opening
-    assert chunks.take(output("", [0xC3])) == []
-    assert len(chunks.take(output("\u00e9", [0xA9]))) == 1
+    assert len(chunks.render(output("", [0xC3]))) == 1  # the opening
+    assert chunks.render(output("", [0xC3])) == []
+    assert len(chunks.render(output("\u00e9", [0xA9]))) == 1
     answer = CompletionAnswer(style(), n=1)
-    assert answer.take(output("", [0xC3]), 0) == []
-    assert len(answer.take(output("\u00e9", [0xA9]), 0)) == 1
+    assert answer.render(output("", [0xC3]), 0) == []
+    assert len(answer.render(output("\u00e9", [0xA9]), 0)) == 1
 
 
 def test_token_without_text_is_shown_to_who_asked_for_tokens() -> None:
     chunks = ChatChunks(style(has_token_ids=True), n=1)
-    opening, first = map(json.loads, chunks.take(output("", [0xC3])))
+    opening, first = map(json.loads, chunks.render(output("", [0xC3])))
     assert opening["prompt_token_ids"] == [1, 2, 3]
     assert first["choices"][0]["token_ids"] == [0xC3]
-    first = json.loads(CompletionAnswer(style(has_token_ids=True), n=1).take(output("", [0xC3]), 0)[0])
+    first = json.loads(CompletionAnswer(style(has_token_ids=True), n=1).render(output("", [0xC3]), 0)[0])
     assert (first["choices"][0]["token_ids"], first["choices"][0]["prompt_token_ids"]) == ([0xC3], [1, 2, 3])
 
 
 def test_token_without_text_is_shown_to_who_asked_for_logprobs() -> None:
     fields = {"logprobs": [position(257, 1)], "finish_reason": "stop"}
-    *_, shown, closing = map(json.loads, ChatChunks(style(num_logprobs=0), n=1).take(output("", [257], **fields)))
+    *_, shown, closing = map(json.loads, ChatChunks(style(num_logprobs=0), n=1).render(output("", [257], **fields)))
     assert shown["choices"][0]["logprobs"]["content"][0]["token"] == "<eos>"
     assert closing["choices"][0] == {
         "index": 0,
@@ -153,7 +153,7 @@ def test_token_without_text_is_shown_to_who_asked_for_logprobs() -> None:
 
 
 def test_stop_reason_is_told() -> None:
-    chunks = ChatChunks(style(), n=1).take(output("a", [A], finish_reason="stop", stop_reason="END"))
+    chunks = ChatChunks(style(), n=1).render(output("a", [A], finish_reason="stop", stop_reason="END"))
     assert json.loads(chunks[-1])["choices"][0]["stop_reason"] == "END"
 
 
@@ -175,7 +175,7 @@ def test_every_choice_of_a_stream_echoes_the_prompt_with_its_logprobs() -> None:
         choice = CompletionOutput(index, "D", [D], logprobs=[position(D, 1)])
         # The prompt's logprobs come once, with the choice that is first.
         news = RequestOutput("r", None, [A, B, C], [choice], finished=False, prompt_logprobs=entries)
-        chunks += answer.take(news, 0)
+        chunks += answer.render(news, 0)
     first, second = [json.loads(chunk)["choices"][0]["logprobs"] for chunk in chunks]
     assert first == second
     assert second["tokens"] == list("ABCD")
@@ -190,4 +190,4 @@ def test_frame_puts_any_text_in_its_place(text: str) -> None:
             ChatChunk(id=f"chatcmpl-{MARK}", created=1, model=MARK, choices=[choice], usage=None)
         )
 
-    assert TextFrame(chunk(MARK)).around(text) == chunk(text)
+    assert TextFrame(chunk(MARK)).wrap(text) == chunk(text)

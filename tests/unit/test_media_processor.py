@@ -356,13 +356,13 @@ def test_several_kinds_of_media_in_one_prompt(path: Path) -> None:
             with pytest.raises(InvalidRequestError, match=message):
                 await prompts.of_tokens([5, VOCAB_SIZE, 5, 7, 5, VOCAB_SIZE], wrong)
         parts = [{"type": kind, kind: 1} for kind in ("audio", "image", "video")]
-        messages, taken = await prompts.take([{"role": "user", "content": parts[:2]}])
+        messages, taken = await prompts.extract([{"role": "user", "content": parts[:2]}])
         assert [(one.kind, one.path) for one in taken] == [
             (k, f"messages[0].content[{n}]") for n, k in enumerate(("audio", "image"))
         ]
         assert [part.placeholder for part in messages[0]["content"]] == ["<a>", IMAGE]
         with pytest.raises(InvalidRequestError, match="reads images and audio clips and no videos") as caught:
-            await prompts.take([{"role": "user", "content": parts}])
+            await prompts.extract([{"role": "user", "content": parts}])
         assert caught.value.param == "messages[0].content[2]"
 
     with asked("image"), asked("audio"):
@@ -379,7 +379,7 @@ def test_conversations_without_images_start_no_process(path: Path) -> None:
             {"role": "user", "content": "a"},
             {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": []}, "c"]},
         ]
-        assert await prompts.take(messages) == (messages, [])
+        assert await prompts.extract(messages) == (messages, [])
         assert not prompts.processor._processes["image"]._idle
 
     asyncio.run(check())

@@ -28,7 +28,7 @@ class Link:
     def __init__(self, fill: Callable[[RequestStream], None]) -> None:
         self._fill = fill
 
-    def submit(self, submit: Submit, arrived: asyncio.Event, beside: str | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: asyncio.Event, sibling: str | None = None) -> RequestStream:
         stream = RequestStream(submit.request_id, arrived)
         self._fill(stream)
         return stream

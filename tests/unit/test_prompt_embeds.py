@@ -17,7 +17,7 @@ from octavo.frontend.generation.embeds import decode_embeds, embeds_of
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.events import Failed
-from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds, StepEmbedsBuilder, tokens_beside
+from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds, StepEmbedsBuilder, tokens_outside
 
 WIDTH = 4
 ROW_BYTES = 4 * WIDTH
@@ -50,7 +50,7 @@ def test_a_step_gets_the_rows_of_its_positions() -> None:
     assert step.places == [(5, 3, 2), (5, 6, 1), (7, 2, 1)]
     assert step.data.data == data[12:] + data[:12]
     assert StepEmbedsBuilder().build() is None
-    assert tokens_beside(embeds.spans, list(range(9))) == [0, 1, 5, 7, 8]
+    assert tokens_outside(embeds.spans, list(range(9))) == [0, 1, 5, 7, 8]
 
 
 @pytest.mark.parametrize(

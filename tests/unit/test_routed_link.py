@@ -203,8 +203,8 @@ def test_an_engine_that_comes_back_with_other_weights_says_why_it_gets_nothing(
     assert "engine 1 is back with other weights" in line
 
 
-def send(routed: RoutedLink, name: str, identity: str, beside: str | None = None) -> None:
-    routed.submit(submission(name), cast(Any, None), identity, beside)
+def send(routed: RoutedLink, name: str, identity: str, sibling: str | None = None) -> None:
+    routed.submit(submission(name), cast(Any, None), identity, sibling)
 
 
 def test_an_engine_that_drains_gets_nothing_new_and_its_requests_move_when_told() -> None:
@@ -286,7 +286,7 @@ def test_sequences_of_one_prompt_go_to_one_engine() -> None:
             link.come_back()
         send(routed, "first", "a")
         for index in range(5):
-            send(routed, f"next {index}", "a", beside="first")
+            send(routed, f"next {index}", "a", sibling="first")
         assert sorted(len(link.names) for link in links) == [0, 0, 6]
 
     asyncio.run(main())

@@ -108,7 +108,7 @@ class Link:
     def __init__(self, events: list[Tokens | Finished]) -> None:
         self._events = events
 
-    def submit(self, submit: Submit, arrived: asyncio.Event, beside: str | None = None) -> RequestStream:
+    def submit(self, submit: Submit, arrived: asyncio.Event, sibling: str | None = None) -> RequestStream:
         stream = RequestStream(submit.request_id, arrived)
         for event in self._events:
             stream.put(event)

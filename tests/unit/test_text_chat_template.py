@@ -273,8 +273,8 @@ def test_a_template_for_tools_is_used_when_there_are_some() -> None:
 
 
 def test_variables_of_a_template_are_known() -> None:
-    assert template("{{ enable_thinking }}{% set x = 1 %}{{ x }}").knows("enable_thinking")
-    assert not template("{% set x = 1 %}{{ x }}").knows("x")
+    assert template("{{ enable_thinking }}{% set x = 1 %}{{ x }}").has_variable("enable_thinking")
+    assert not template("{% set x = 1 %}{{ x }}").has_variable("x")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.params import PoolingSpec, SamplingSpec
-from octavo.protocol.prompt_embeds import tokens_beside
+from octavo.protocol.prompt_embeds import tokens_outside
 from octavo.protocol.steps import Admitted
 from octavo.worker_proc.batch.columns import SlotColumns, Trait
 from octavo.worker_proc.pooling.collected import Collected
@@ -72,7 +72,7 @@ class Row:
     def admit(cls, admitted: Admitted, vocab_size: int, columns: SlotColumns) -> "Row":
         """Make the row of a request that enters the batch, for the first time or after a preemption."""
         # Prompt embeddings have no tokens that a penalty could count.
-        prompt = tokens_beside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
+        prompt = tokens_outside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
         output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()
         pooling = admitted.params if isinstance(admitted.params, PoolingSpec) else None
         alignment = admitted.params if isinstance(admitted.params, AlignmentSpec) else None

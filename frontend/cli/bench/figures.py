@@ -87,7 +87,7 @@ def summarize(
         "max_concurrent_requests": _peak_concurrency(outcomes),
     }
     if targets_ms:
-        figures["request_goodput"] = sum(_meets(outcome, targets_ms) for outcome in good) / duration_s
+        figures["request_goodput"] = sum(_meets_targets(outcome, targets_ms) for outcome in good) / duration_s
     for metric in metrics:
         values = [value for outcome in good for value in outcome.latencies().get(metric, [])]
         figures |= _distribution(metric, values, percents)
@@ -103,7 +103,7 @@ def _distribution(metric: str, values: Sequence[float], percents: Sequence[float
     }
 
 
-def _meets(outcome: Outcome, targets_ms: Mapping[str, float]) -> bool:
+def _meets_targets(outcome: Outcome, targets_ms: Mapping[str, float]) -> bool:
     """Return whether a request meets all targets. The ITL target applies to its largest gap instead of the mean."""
     latencies = outcome.latencies()
     return bool(latencies) and all(

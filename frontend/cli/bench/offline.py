@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from octavo.frontend.cli.bench.report import context, say_table, write_json
+from octavo.frontend.cli.bench.report import context, print_table, write_json
 from octavo.frontend.cli.flags import FlagParser, config_parser
 from octavo.protocol.config.sources import engine_fields
 
@@ -61,6 +61,6 @@ def show_result(
     Raises:
         CommandError: the file cannot be written.
     """
-    say_table(title, rows)
+    print_table(title, rows)
     if options.output_json:
         write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})

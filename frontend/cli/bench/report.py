@@ -14,17 +14,17 @@ from octavo.protocol.version import __version__
 WIDTH = 52
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """Print a line of the report."""
     print(text, flush=True)
 
 
-def say_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None:
+def print_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None:
     """Print a title, and names with values below it."""
-    say(f"{f' {title} ':=^{WIDTH}}")
+    print_line(f"{f' {title} ':=^{WIDTH}}")
     for name, value in rows:
         text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        say(f"{name:<{WIDTH - 14}}{text:>14}")
+        print_line(f"{name:<{WIDTH - 14}}{text:>14}")
 
 
 def context() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def write_json(path: str | Path, document: dict[str, Any]) -> None:
         Path(path).write_text(json.dumps(document, indent=2) + "\n")
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    say(f"written to {path}")
+    print_line(f"written to {path}")
 
 
 def _cpu_name() -> str:

@@ -11,7 +11,7 @@ from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.bench.arrivals import add_arrival_flags, arrivals_of
 from octavo.frontend.cli.bench.datasets import SampleRequest, add_dataset_flags, draw_samples
 from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
-from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.bench.report import context, print_line, print_table, write_json
 from octavo.frontend.cli.bench.speculation import SpeculationMeter, speculation_rows
 from octavo.frontend.cli.bench.tokenizers import tokenizer_for
 from octavo.frontend.cli.errors import CommandError
@@ -152,7 +152,7 @@ def run(argv: list[str]) -> int:
     )
     arrivals_s = arrivals_of(options, len(samples))
     endpoint = options.endpoint or ENDPOINTS[options.backend]
-    say(f"{len(samples)} requests to {model} at {url}{endpoint}")
+    print_line(f"{len(samples)} requests to {model} at {url}{endpoint}")
     # Imported late because `--help` and completion need no asyncio.
     from octavo.frontend.cli.bench.load import Target, measure
 
@@ -170,9 +170,9 @@ def run(argv: list[str]) -> int:
     figures = summarize(
         outcomes, duration_s, options.percentile_metrics, options.metric_percentiles, dict(options.goodput)
     )
-    say_table("Serving benchmark", _rows(figures, options))
+    print_table("Serving benchmark", _rows(figures, options))
     if speculation:
-        say_table("Speculative decoding", speculation_rows(speculation))
+        print_table("Speculative decoding", speculation_rows(speculation))
         figures |= speculation
     if options.save_result or options.result_filename:
         _save(options, model, figures, outcomes)

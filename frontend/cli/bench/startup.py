@@ -17,7 +17,7 @@ from typing import Any
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.bench.figures import percentile
 from octavo.frontend.cli.bench.offline import bench_options
-from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.bench.report import context, print_line, print_table, write_json
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser
 from octavo.protocol.env import child_environment
@@ -72,9 +72,9 @@ def run(argv: list[str]) -> int:
     for kind, starts in (("cold", cold), ("warm", warm)):
         if starts:
             figures[kind] = _figures(starts)
-            say_table(f"{kind.capitalize()} start", _rows(figures[kind]))
+            print_table(f"{kind.capitalize()} start", _rows(figures[kind]))
     if not figures:
-        say("no iterations requested")
+        print_line("no iterations requested")
     if options.output_json:
         write_json(options.output_json, {**context(), "model_id": settings["model"], **figures})
     return 0

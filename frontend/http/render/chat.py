@@ -103,7 +103,7 @@ class ChatChunks:
         self._outputs = [] if parser is None else [parser.stream() for _ in range(n)]
         """Parser of each choice; empty if all text is content."""
 
-    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
         """Return the chunks for a delta, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         chunks = [] if self._has_begun else self._opening(output)
@@ -150,7 +150,7 @@ class ChatChunks:
         if frame is None:
             marked = ChunkChoice(index=choice.index, delta=Delta(content=MARK))
             frame = self._frames[choice.index] = TextFrame(self._chunk(marked))
-        return frame.around(choice.text)
+        return frame.wrap(choice.text)
 
     def _parsed(self, choice: CompletionOutput, parser: OutputStream) -> list[ChunkChoice]:
         """Return the new parts of a choice whose text is not only content; the first part has the tokens."""

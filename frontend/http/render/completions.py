@@ -75,7 +75,7 @@ class CompletionAnswer:
             response.kv_transfer_params = outputs[0].kv_transfer_params
         return self._last(response)
 
-    def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
         """Return the chunks for a delta, as JSON: one per choice that has something new."""
         self._note(output, prompt_index)
         chunks = []
@@ -111,7 +111,7 @@ class CompletionAnswer:
             usage = None if self._style.has_usage else UNSET  # a chunk of plain text has no running usage
             marked = self._response([CompletionChoice(index=index, text=MARK)], usage)
             frame = self._frames[index] = TextFrame(_encode(marked))
-        return frame.around(text)
+        return frame.wrap(text)
 
     def _note(self, output: RequestOutput, prompt_index: int) -> None:
         if output.prompt_logprobs is not None:

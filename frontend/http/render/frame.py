@@ -21,6 +21,6 @@ class TextFrame:
     def __init__(self, chunk: bytes) -> None:
         self._before, _, self._after = chunk.rpartition(_ENCODED_MARK)
 
-    def around(self, text: str) -> bytes:
+    def wrap(self, text: str) -> bytes:
         """Return the chunk that contains this text."""
         return self._before + _encode(text) + self._after

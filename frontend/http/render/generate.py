@@ -44,7 +44,7 @@ class TokensAnswer:
         )
         return _encode(response)
 
-    def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
         """Return the chunks for a delta, as JSON: one per choice that has something new."""
         self._usage.add(output)
         chunks = []

@@ -59,7 +59,7 @@ class MessageEvents:
         """Type of the block that is growing, and the index of its call."""
         self._has_calls = False
 
-    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
         """Return the events for a delta, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         events: list[dict[str, Any]] = []

@@ -70,7 +70,7 @@ class ResponseEvents:
         self._num_tokens = 0
         self._has_begun = False
 
-    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+    def render(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
         """Return the events for a delta or a complete output, as JSON. A conversation has only one prompt."""
         self._usage.add(output)
         events = self._begin()
@@ -259,7 +259,7 @@ def render_response(output: RequestOutput, events: ResponseEvents) -> bytes:
         output: finished, with all generated tokens.
         events: a new event builder.
     """
-    events.take(output)
+    events.render(output)
     return _encode(events.response)
 
 

@@ -7,7 +7,13 @@ from starlette.responses import Response
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
-from octavo.frontend.http.pooling_input import choose_pooling_model, inputs_of, pooling_params, prompts_of, sides_of
+from octavo.frontend.http.pooling_input import (
+    choose_pooling_model,
+    compared_inputs,
+    inputs_of,
+    pooling_params,
+    prompts_of,
+)
 from octavo.frontend.http.render.pooling import (
     render_classes,
     render_cohere_embeddings,
@@ -104,7 +110,7 @@ async def create_scores(state: CurrentState, http_request: ApiRequest) -> Respon
     body = decode(http_request.take_body(), ScoreRequest)
     model, adapter = await choose_pooling_model(state, body.model)
     answer_id = f"score-{http_request.choose_id(body.request_id)}"
-    names, first, second = sides_of(body)
+    names, first, second = compared_inputs(body)
     outputs = await _score(state, body, names, first, second, answer_id, adapter)
     return Response(render_scores(outputs, answer_id, state.now(), model), media_type=JSON)
 

@@ -22,7 +22,7 @@ class GgufFamily:
     """Returns the other keys; they may replace the architecture."""
 
 
-def _with(change: Callable[[GgufMetadata], Config]) -> Callable[[GgufMetadata], Config]:
+def _with_keys(change: Callable[[GgufMetadata], Config]) -> Callable[[GgufMetadata], Config]:
     return lambda gguf: decoder(gguf) | change(gguf)
 
 
@@ -210,33 +210,33 @@ def _mpt(gguf: GgufMetadata) -> Config:
 
 
 FAMILIES = {
-    "llama": GgufFamily("LlamaForCausalLM", "llama", _with(_llama)),  # Mistral and Mixtral too are stored as llama
-    "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2", _with(_qwen)),
-    "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3", _with(_qwen)),
-    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", _with(mixtures.qwen_moe)),
-    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", _with(mixtures.qwen_moe)),
+    "llama": GgufFamily("LlamaForCausalLM", "llama", _with_keys(_llama)),  # Mistral and Mixtral too are stored as llama
+    "qwen2": GgufFamily("Qwen2ForCausalLM", "qwen2", _with_keys(_qwen)),
+    "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3", _with_keys(_qwen)),
+    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", _with_keys(mixtures.qwen_moe)),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", _with_keys(mixtures.qwen_moe)),
     "gpt2": GgufFamily("GPT2LMHeadModel", "gpt2", _gpt2),
     "gemma": GgufFamily("GemmaForCausalLM", "gemma", decoder),
-    "gemma2": GgufFamily("Gemma2ForCausalLM", "gemma2", _with(_gemma2)),
-    "gemma3": GgufFamily("Gemma3ForCausalLM", "gemma3_text", _with(_gemma3)),
-    "granite": GgufFamily("GraniteForCausalLM", "granite", _with(granite)),
-    "granitemoe": GgufFamily("GraniteMoeForCausalLM", "granitemoe", _with(mixtures.granite_moe)),
-    "phi2": GgufFamily("PhiForCausalLM", "phi", _with(_phi2)),
-    "phi3": GgufFamily("Phi3ForCausalLM", "phi3", _with(_phi3)),
-    "starcoder2": GgufFamily("Starcoder2ForCausalLM", "starcoder2", _with(_starcoder2)),
-    "gptneox": GgufFamily("GPTNeoXForCausalLM", "gpt_neox", _with(_gpt_neox)),
+    "gemma2": GgufFamily("Gemma2ForCausalLM", "gemma2", _with_keys(_gemma2)),
+    "gemma3": GgufFamily("Gemma3ForCausalLM", "gemma3_text", _with_keys(_gemma3)),
+    "granite": GgufFamily("GraniteForCausalLM", "granite", _with_keys(granite)),
+    "granitemoe": GgufFamily("GraniteMoeForCausalLM", "granitemoe", _with_keys(mixtures.granite_moe)),
+    "phi2": GgufFamily("PhiForCausalLM", "phi", _with_keys(_phi2)),
+    "phi3": GgufFamily("Phi3ForCausalLM", "phi3", _with_keys(_phi3)),
+    "starcoder2": GgufFamily("Starcoder2ForCausalLM", "starcoder2", _with_keys(_starcoder2)),
+    "gptneox": GgufFamily("GPTNeoXForCausalLM", "gpt_neox", _with_keys(_gpt_neox)),
     "falcon": GgufFamily("FalconForCausalLM", "falcon", _falcon),
     "bloom": GgufFamily("BloomForCausalLM", "bloom", _bloom),
     "mpt": GgufFamily("MptForCausalLM", "mpt", _mpt),
-    "command-r": GgufFamily("CohereForCausalLM", "cohere", _with(_cohere)),
-    "cohere2": GgufFamily("Cohere2ForCausalLM", "cohere2", _with(_cohere2)),
-    "olmo": GgufFamily("OlmoForCausalLM", "olmo", _with(_olmo)),
-    "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2", _with(_olmo2)),  # OLMo 3 too is stored as olmo2
-    "olmoe": GgufFamily("OlmoeForCausalLM", "olmoe", _with(mixtures.olmoe)),
-    "chatglm": GgufFamily("GlmForCausalLM", "glm", _with(_glm4)),
-    "glm4": GgufFamily("Glm4ForCausalLM", "glm4", _with(_glm4)),
-    "glm4moe": GgufFamily("Glm4MoeForCausalLM", "glm4_moe", _with(mixtures.glm4_moe)),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", _with(_exaone4)),
+    "command-r": GgufFamily("CohereForCausalLM", "cohere", _with_keys(_cohere)),
+    "cohere2": GgufFamily("Cohere2ForCausalLM", "cohere2", _with_keys(_cohere2)),
+    "olmo": GgufFamily("OlmoForCausalLM", "olmo", _with_keys(_olmo)),
+    "olmo2": GgufFamily("Olmo2ForCausalLM", "olmo2", _with_keys(_olmo2)),  # OLMo 3 too is stored as olmo2
+    "olmoe": GgufFamily("OlmoeForCausalLM", "olmoe", _with_keys(mixtures.olmoe)),
+    "chatglm": GgufFamily("GlmForCausalLM", "glm", _with_keys(_glm4)),
+    "glm4": GgufFamily("Glm4ForCausalLM", "glm4", _with_keys(_glm4)),
+    "glm4moe": GgufFamily("Glm4MoeForCausalLM", "glm4_moe", _with_keys(mixtures.glm4_moe)),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", "exaone4", _with_keys(_exaone4)),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", "smollm3", decoder),
     "arcee": GgufFamily("ArceeForCausalLM", "arcee", decoder),
     # The file has separate queries, keys and values for InternLM 2, which makes it a Llama.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.cli.bench.offline import bench_options
-from octavo.frontend.cli.bench.report import say
+from octavo.frontend.cli.bench.report import print_line
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser
 
@@ -102,7 +102,7 @@ def run(argv: list[str]) -> int:
         is_good = not report.faults
     finally:
         if not is_good:
-            say(f"logs: {logs}")
+            print_line(f"logs: {logs}")
         elif not options.log_dir:
             shutil.rmtree(logs)
     if report.faults:

@@ -181,7 +181,7 @@ class FaultInjector:
                 await self._wait_for(self._pending[0].num_ended)
                 injection = self._choose()
                 await asyncio.sleep(injection.delay_s)
-                await self._do(injection)
+                await self._carry_out(injection)
                 self._pending.remove(injection)
                 self.on_done()
             if self._resumptions:
@@ -207,7 +207,7 @@ class FaultInjector:
             return 0.0
         return self._http_kills[0] + HTTP_KILLS_WINDOW_S - time.monotonic()
 
-    async def _do(self, injection: Injection) -> None:
+    async def _carry_out(self, injection: Injection) -> None:
         if _kills_http(injection):
             await asyncio.sleep(max(0.0, self._http_pause_s))
         number = signal.SIGKILL if injection.action is Action.KILL else signal.SIGSTOP

@@ -20,7 +20,7 @@ from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, ChaosRe
 from octavo.frontend.cli.bench.chaos.processes import Footprint, Process
 from octavo.frontend.cli.bench.chaos.server_under_test import API_WORKER, CORE, SERVER, WORKER, ServerUnderTest
 from octavo.frontend.cli.bench.chaos.workload import draw_jobs, draw_requests
-from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.bench.report import context, print_line, print_table, write_json
 from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.pooling import PoolingTask
 
@@ -90,11 +90,11 @@ class ChaosReport:
             rows.append((f"{role.capitalize()}: growth (MiB)", grown))
         rows += [(f"{phase.capitalize()} (s)", seconds) for phase, seconds in self.seconds.items()]
         rows.append(("Faults", len(self.faults)))
-        say_table("Chaos", rows)
+        print_table("Chaos", rows)
         for fault in self.faults:
-            say(f"fault: {fault}")
+            print_line(f"fault: {fault}")
         if self.faults:
-            say(f"to repeat: {replay}")
+            print_line(f"to repeat: {replay}")
 
     def write(self, path: str, replay: str) -> None:
         """Write the complete report to a file.
@@ -294,9 +294,9 @@ async def _run_jobs(
             runner = JobRunner(clients, part, take, on_client_death, options.clients, disturber, on_ended=bar.update)
             await _run_on(server, runner)
             if disturber is None:
-                report.faults += _not_idle(await server.wait_until_idle(), "the first requests")
+                report.faults += _idle_faults(await server.wait_until_idle(), "the first requests")
                 report.before = server.footprints()
-    report.faults += _not_idle(await server.wait_until_idle(), "the storm")
+    report.faults += _idle_faults(await server.wait_until_idle(), "the storm")
     report.after = server.footprints()
     report.faults += [f"request {one['job']['number']}: {one['what']} {one['detail']}" for one in checker.findings]
     report.faults += [f"no process was found for an injection: {injection}" for injection in injector.missed]
@@ -330,7 +330,7 @@ async def _run_on(server: ServerUnderTest, runner: JobRunner) -> None:
         watching.cancel()
 
 
-def _not_idle(trouble: str, after: str) -> list[str]:
+def _idle_faults(trouble: str, after: str) -> list[str]:
     return [f"the engine did not become idle after {after}: {trouble}"] if trouble else []
 
 

@@ -41,53 +41,53 @@ class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> ModuleSpec | None:
         """Return the spec of one of vLLM's modules. `None` if the name is not below the root."""
         del path, target
-        if (theirs := self._theirs(fullname)) is None:
+        if (vllm_name := self._vllm_name(fullname)) is None:
             return None
-        if not _is_module(theirs):
+        if not _is_module(vllm_name):
             raise ModuleNotFoundError(
-                f"octavo has no {theirs}: docs/vllm-compatibility.md lists the modules of vLLM that it has",
+                f"octavo has no {vllm_name}: docs/vllm-compatibility.md lists the modules of vLLM that it has",
                 name=fullname,
             )
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
         """Initialize a module."""
-        theirs = self._theirs(module.__name__)
-        assert theirs is not None
-        module.__getattr__ = _getter(theirs, module.__name__)  # type: ignore[method-assign]
-        module.__all__ = sorted(NAMES.get(theirs, ()))  # type: ignore[attr-defined]
+        vllm_name = self._vllm_name(module.__name__)
+        assert vllm_name is not None
+        module.__getattr__ = _getter(vllm_name, module.__name__)  # type: ignore[method-assign]
+        module.__all__ = sorted(NAMES.get(vllm_name, ()))  # type: ignore[attr-defined]
 
-    def _theirs(self, fullname: str) -> str | None:
+    def _vllm_name(self, fullname: str) -> str | None:
         """Return the name of a module in vLLM."""
         if fullname == self._root or fullname.startswith(self._root + "."):
             return "vllm" + fullname[len(self._root) :]
         return None
 
 
-def member(theirs: str, module: str, name: str) -> object:
-    """Return the object that vLLM's module `theirs` has under a name; `module` is the module's name in this process.
+def member(vllm_name: str, module: str, name: str) -> object:
+    """Return the object that vLLM's module `vllm_name` has under a name; `module` is the module's name in this process.
 
     Raises:
         AttributeError: octavo does not have it.
     """
-    if (found := NAMES.get(theirs, {}).get(name)) is not None:
+    if (found := NAMES.get(vllm_name, {}).get(name)) is not None:
         home, ours = found
         return getattr(import_module(home), ours)
-    if theirs == "vllm.envs":
+    if vllm_name == "vllm.envs":
         return _variable(name)
-    if _is_module(f"{theirs}.{name}"):
+    if _is_module(f"{vllm_name}.{name}"):
         return import_module(f"{module}.{name}")
     raise AttributeError(
-        f"octavo has no {theirs}.{name}: docs/vllm-compatibility.md lists the names of vLLM that it has"
+        f"octavo has no {vllm_name}.{name}: docs/vllm-compatibility.md lists the names of vLLM that it has"
     )
 
 
-def _getter(theirs: str, module: str) -> Callable[[str], object]:
-    return lambda name: member(theirs, module, name)
+def _getter(vllm_name: str, module: str) -> Callable[[str], object]:
+    return lambda name: member(vllm_name, module, name)
 
 
-def _is_module(theirs: str) -> bool:
-    return theirs in NAMES or any(known.startswith(theirs + ".") for known in NAMES)
+def _is_module(vllm_name: str) -> bool:
+    return vllm_name in NAMES or any(known.startswith(vllm_name + ".") for known in NAMES)
 
 
 _VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": 5, "VLLM_LOGGING_LEVEL": "INFO"}
