@@ -1,6 +1,6 @@
-"""Reads an adapter's configuration and the names and shapes of its tensors, and checks them as far as that is cheap.
+"""Reads an adapter's configuration and the names, types and shapes of its tensors, and checks them.
 
-The workers read the weights, and check them against the modules of their part of the model.
+The workers check the numbers, and whether each module is a layer that adapters can change.
 """
 
 import json
@@ -14,10 +14,11 @@ from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import ConfigError, InvalidRequestError
-from octavo.protocol.peft_lora import module_of, read_peft_lora
+from octavo.protocol.peft_lora import PeftLora, read_peft_lora
+from octavo.protocol.peft_tensors import StoredTensor, places_of
 from octavo.protocol.weight_files import weight_files
 
-Shapes = dict[str, list[int]]
+Header = dict[str, StoredTensor]
 
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
@@ -50,12 +51,12 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
         raise InvalidRequestError("this engine has no adapters: start it with --enable-lora", "lora_request")
     try:
         settings_file, weights_file = adapter_files(directory)
-        rank = read_peft_lora(settings_file.read_bytes(), str(settings_file)).max_rank
-        if rank > config.lora.max_rank:
+        settings = read_peft_lora(settings_file.read_bytes(), str(settings_file))
+        if (rank := settings.max_rank) > config.lora.max_rank:
             limit = f"--max-lora-rank {config.lora.max_rank}"
             raise InvalidRequestError(f"the adapter has rank {rank}, but the limit is {limit}", "lora_path")
         if weights_file.suffix == ".safetensors":
-            _check_shapes(read_shapes(weights_file), str(weights_file), config.model)
+            _check_tensors(read_header(weights_file), settings, str(weights_file), config.model)
         return Adapter(name, adapter_digest(directory), str(directory), rank)
     except ConfigError as error:
         hint = f" ({error.hint})" if error.hint else ""
@@ -70,8 +71,8 @@ def base_model_of(path: str) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def read_shapes(file: Path) -> Shapes:
-    """Return the shapes of the tensors in a safetensors file, by name.
+def read_header(file: Path) -> Header:
+    """Return the types and shapes of the tensors in a safetensors file, by name.
 
     Raises:
         ConfigError: the file is damaged.
@@ -80,41 +81,50 @@ def read_shapes(file: Path) -> Shapes:
     with file.open("rb") as stream:
         try:
             (length,) = struct.unpack("<Q", stream.read(8))
-            header: Any = json.loads(stream.read(length)) if length <= _MAX_HEADER_BYTES else None
-            return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-        except (struct.error, ValueError, TypeError, KeyError, AttributeError):
-            message = f"{file} is not a safetensors file, or is damaged"
+            fields: Any = json.loads(stream.read(length)) if length <= _MAX_HEADER_BYTES else None
+            entries = {name: entry for name, entry in fields.items() if name != "__metadata__"}
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            if file.stat().st_size != 8 + length + end:
+                raise ValueError("data is missing, or there is too much")
+            return {
+                name: StoredTensor(entry["dtype"], "F" in entry["dtype"], tuple(entry["shape"]))
+                for name, entry in entries.items()
+            }
+        except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError):
+            message = f"{file} is not a safetensors file, or is damaged or cut short"
             raise ConfigError(message, phase="reading an adapter", hint="save the adapter again") from None
 
 
-def _check_shapes(shapes: Shapes, where: str, model: ModelFacts) -> None:
-    """Compare the factors with the weights of the base model that have the same names.
+def _check_tensors(header: Header, settings: PeftLora, where: str, model: ModelFacts) -> None:
+    """Check the tensors of an adapter, and compare them with the weights of the base model that have the same names.
 
     Raises:
-        ConfigError: a tensor is not a part of an adapter that can be served.
+        ConfigError: the tensors are not an adapter that can be served.
         InvalidRequestError: the adapter was made for another model.
     """
-    weights = _weight_shapes(model.model_path, model.load_format)
-    for tensor, shape in shapes.items():
-        module, factor = module_of(tensor, where)
-        place, weight = _OTHER_DIMENSION.get(factor), weights.get(f"{module}.weight", [])
-        if place is not None and len(shape) == len(weight) == 2 and shape[place] not in weight:
+    weights = _weight_header(model.model_path, model.load_format)
+    for name, place in places_of(header, settings, where).items():
+        weight = weights.get(f"{place.module}.weight")
+        if place.is_stack or place.factor == "base" or weight is None or len(weight.shape) != 2:
+            continue
+        shape = header[name].shape
+        if shape[_OTHER_DIMENSION[place.factor]] not in weight.shape:
             raise InvalidRequestError(
-                f"{tensor} has the shape {shape}, but the model's {module}.weight has {weight}: the adapter belongs to "
-                "another base model",
+                f"{name} has the shape {shape}, but the model's {place.module}.weight has {weight.shape}: the adapter "
+                "belongs to another base model",
                 "lora_path",
             )
 
 
 @lru_cache(maxsize=4)
-def _weight_shapes(model_path: str, load_format: str) -> Shapes:
-    """Return the shapes of a model's weights. `{}` if they have another format or are not on this machine."""
+def _weight_header(model_path: str, load_format: str) -> Header:
+    """Return the types and shapes of a model's weights. `{}` if they have another format or are not on this machine."""
     if load_format != "safetensors":
         return {}
-    shapes: Shapes = {}
+    header: Header = {}
     try:
         for file in weight_files(Path(model_path), load_format).files:
-            shapes |= read_shapes(file)
+            header |= read_header(file)
     except (OSError, ConfigError):
         return {}
-    return shapes
+    return header

@@ -202,6 +202,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
         {f"{STRANGER}.lora_A.weight": torch.zeros(8, 48), f"{STRANGER}.lora_B.weight": torch.zeros(96, 8)},
         "'model.layers.7.self_attn.q_proj'",
     ),
+    "nan": ({}, {f"{Q_PROJ}.lora_A.weight": torch.full((8, 48), torch.nan)}, "q_proj' has numbers that are NaN"),
     "magnitude": ({}, {f"{Q_PROJ}.lora_magnitude_vector": torch.zeros(96)}, "DoRA"),
 }
 """Changes of the configuration and of tensors, and what the message says."""

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from adapter_files import write_adapter
 from fake_client import MODEL, FakeClient
 from http_client import post, request
+from safetensors.numpy import load_file, save_file
 
 from octavo.protocol.config import ServerConfig
 
@@ -96,6 +98,35 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     (damaged / "adapter_model.safetensors").write_bytes(b"\xff" * 20)
     body = {"lora_name": "a", "lora_path": str(damaged)}
     assert "is damaged" in error_of(post(lora_client(), LOAD, body, config=UPDATING))
+
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "problem"),
+    [
+        ({}, {f"{Q_PROJ}.lora_A.weight": None}, "only one of its two factors"),
+        ({}, {f"{Q_PROJ}.lora_B.weight": np.zeros((8, 4), np.int32)}, "has type I32"),
+        ({}, {f"{Q_PROJ}.lora_A.weight": np.zeros(4, np.float32)}, "has type F32 and shape (4,)"),
+        ({}, {f"{Q_PROJ}.lora_A.weight": None, f"{Q_PROJ}.lora_B.weight": None}, "it changes nothing"),
+        ({"r": 2}, {}, "adapter_config.json gives it the rank 2"),
+        ({"target_modules": ["v_proj"]}, {}, "target_modules does not name"),
+    ],
+)
+def test_tensors_that_are_no_adapter_are_refused_when_it_is_loaded(tmp_path: Path, settings, tensors, problem) -> None:
+    file = write_adapter(tmp_path / "a", **settings) / "adapter_model.safetensors"
+    changed = {**load_file(file), **tensors}
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file)
+    refused = post(lora_client(), LOAD, {"lora_name": "a", "lora_path": str(file.parent)}, config=UPDATING)
+    assert refused.status_code == 400 and problem in error_of(refused)
+
+
+def test_a_file_that_is_cut_short_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    file = write_adapter(tmp_path / "a") / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    refused = post(lora_client(), LOAD, {"lora_name": "a", "lora_path": str(file.parent)}, config=UPDATING)
+    assert refused.status_code == 400 and "cut short" in error_of(refused)
 
 
 def test_the_first_request_for_an_adapter_of_the_directory_loads_it(tmp_path: Path) -> None:

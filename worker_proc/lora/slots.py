@@ -1,5 +1,6 @@
 """The adapters of all layers of a model, in slots; and the division of a PEFT adapter's tensors among the layers."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -211,7 +212,14 @@ class AdapterSlots:
             b_OR = shard.of(b_OR)
         if layer.is_here and (own := self._divisions[layer].outputs) is not None:
             b_OR = b_OR[own.start : own.stop]
-        return LoraPart(a_RI.to(self._dtype).contiguous(), b_OR.to(self._dtype).contiguous(), factors.scale)
+        a_RI, b_OR = a_RI.to(self._dtype).contiguous(), b_OR.to(self._dtype).contiguous()
+        if not all(math.isfinite(factor.sum(dtype=torch.float32)) for factor in (a_RI, b_OR)):
+            raise ConfigError(
+                f"{where}: the adapter of {module!r} has numbers that are NaN, infinite or too large for {self._dtype}",
+                phase=PHASE,
+                hint="train it again, or use --lora-dtype float32 if only the type is too small",
+            )
+        return LoraPart(a_RI, b_OR, factors.scale)
 
     def _check_base(self, module: str, shape: tuple[int, ...], where: str) -> None:
         """Refuse a table of another size: PEFT saves resized embeddings together with their adapters."""
