@@ -1,4 +1,4 @@
-"""`add` on the CPU through torch: one rounding per sum, which no batch can change."""
+"""`add` through torch, on CPUs and GPUs: one rounding per sum, which no batch can change."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """Copies blocks of a cache, to other blocks or to host memory and back.
 
 A cache is a list of buffers divided into blocks, each with the keys or values of one layer. All buffers are copied
-alike, so the operation knows neither layers nor dtypes. `swap_out` and `swap_in` copy to and from host memory.
+alike, so the operation knows neither layers nor dtypes.
 """
 
 from collections.abc import Sequence
@@ -42,16 +42,6 @@ def copy_blocks(sources: Sequence[Tensor], destinations: Sequence[Tensor], pairs
     implementations = {"cpu": cpu.copy_blocks, "cuda": lazy("octavo.kernels.copy_blocks.gpu", copy_blocks)}
     run = choose("copy_blocks", implementations, other if first.type == "cpu" else first)
     run(sources, destinations, pairs)
-
-
-def swap_out(cache: Sequence[Tensor], host_PB: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks of a cache to host memory, where the parts of each block are contiguous: see `copy_blocks`."""
-    copy_blocks(cache, parts_of(host_PB, cache), pairs)
-
-
-def swap_in(host_PB: Tensor, cache: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """Copy blocks in host memory back into a cache: see `swap_out`."""
-    copy_blocks(parts_of(host_PB, cache), cache, pairs)
 
 
 def parts_of(host_PB: Tensor, cache: Sequence[Tensor]) -> list[Tensor]:

@@ -2,13 +2,11 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, lazy
+from octavo.kernels.dispatch import choose
 from octavo.kernels.filter_logits import cpu
 
-_IMPLEMENTATIONS = {
-    "cpu": cpu.filter_logits,
-    "cuda": lazy("octavo.kernels.filter_logits.gpu", cpu.filter_logits),
-}
+_IMPLEMENTATIONS = {"cpu": cpu.filter_logits}
+"""Implementations by device type. On a GPU, `octavo.kernels.sample.sample_rows` does this for complete rows."""
 
 
 def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:

@@ -60,18 +60,6 @@ class Cuts:
         return ids_RK
 
 
-def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """See `octavo.kernels.filter_logits.filter_logits`; synchronizes, to read the number of kept tokens."""
-    device, logits_RV = logits_V.device, logits_V.unsqueeze(0)
-    cuts = find_cuts(
-        logits_RV,
-        torch.tensor([top_k], dtype=torch.int32, device=device),
-        torch.tensor([top_p], dtype=torch.float64, device=device),
-        torch.tensor([math.log(min_p) if min_p > 0 else -math.inf], dtype=torch.float32, device=device),
-    )
-    return cuts.is_kept_RV(logits_RV)[0].nonzero().squeeze(1)
-
-
 def find_cuts(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor, log_min_p_R: Tensor) -> Cuts:
     """Return the cuts of the filters for rows of final logits. Undefined for a row whose largest logit is not finite.
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.programmatic_launch import launch_options
 from octavo.kernels.programmatic_launch.gpu import begin
-from octavo.kernels.quantize.cpu import SMALLEST_RECIPROCAL
-from octavo.kernels.quantize.scaling import Scaling
+from octavo.kernels.quantize.scaling import SMALLEST_RECIPROCAL, Scaling
 
 _BLOCK = 1024
 _GROUPS = 8

@@ -8,7 +8,8 @@ from octavo.kernels.dispatch import choose, lazy
 from octavo.kernels.logprobs import cpu
 from octavo.kernels.logprobs.row import RowLogprobs as RowLogprobs
 
-_IMPLEMENTATIONS = {"cpu": cpu.logprobs, "cuda": lazy("octavo.kernels.logprobs.gpu", cpu.logprobs)}
+_IMPLEMENTATIONS = {"cpu": cpu.logprobs}
+"""Implementations by device type. On a GPU, `logprobs_of_rows` computes many rows at once."""
 
 
 def logprobs_of_rows(

@@ -4,24 +4,13 @@ The first launch finds the normalizer, the rank and the largest value of every b
 most likely tokens one by one, and rescans the block of each. The log-probabilities of a row are never stored.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from octavo.kernels.filter_logits.gpu_rows import BLOCK, NUM_WARPS, PART, Rows, plain_rows
 from octavo.kernels.logprobs.gpu_report import Report, report_part_kernel, report_row_kernel
 from octavo.kernels.logprobs.memory import MAX_TOP, RAW, LogprobsMemory
-from octavo.kernels.logprobs.row import RowLogprobs
 from octavo.kernels.top_k.gpu import top_k_of_rows
-
-
-def logprobs(logits_V: Tensor, token_id: int, top: int | Sequence[int]) -> RowLogprobs:
-    """See `octavo.kernels.logprobs.logprobs`; waits for the GPU."""
-    token_ids_R = torch.tensor([token_id], dtype=torch.int64, device=logits_V.device)
-    given = top if isinstance(top, int) else torch.tensor([[*top]], dtype=torch.int64, device=logits_V.device)
-    own_R, rank_R, top_ids_RK, top_RK = logprobs_of_rows(logits_V.unsqueeze(0), token_ids_R, given)
-    return RowLogprobs(float(own_R[0]), int(rank_R[0]), top_ids_RK[0].tolist(), top_RK[0].tolist())
 
 
 def logprobs_of_rows(

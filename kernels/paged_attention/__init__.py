@@ -6,14 +6,13 @@ Does not write the cache: the step's keys and values are stored before attention
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.paged_attention import cpu
 from octavo.kernels.paged_attention.shape import AttentionShape
 
-__all__ = ["AttentionShape", "PagedAttention", "plan", "workspace_bytes"]
+__all__ = ["AttentionShape", "PagedAttention", "plan"]
 
 
 class PagedAttention(Protocol):
@@ -42,20 +41,6 @@ class PagedAttention(Protocol):
 
 
 _IMPLEMENTATIONS = {"cpu": cpu.plan, "cuda": lazy("octavo.kernels.paged_attention.gpu", cpu.plan)}
-_WORKSPACES = {
-    "cpu": cpu.workspace_bytes,
-    "cuda": lazy("octavo.kernels.paged_attention.gpu", cpu.workspace_bytes),
-}
-
-
-def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes that one request with `context_len` keys needs while a planned step runs, for any number of
-    rows.
-
-    Raises:
-        UnsupportedDevice: no implementation for the device.
-    """
-    return choose("paged_attention", _WORKSPACES, device)(context_len, shape, dtype)
 
 
 def plan(

@@ -112,7 +112,7 @@ def plan(
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
-    """See `octavo.kernels.paged_attention.workspace_bytes`.
+    """Return the bytes that a request with `context_len` keys needs while a planned step runs, for any number of rows.
 
     Counts keys and values in float32, and the values once more in the cache's dtype; scores, weights and sums for each
     tile of keys, for one batch of query tiles. Scores are counted twice more, because the C library's allocator was

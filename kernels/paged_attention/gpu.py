@@ -217,13 +217,6 @@ def plan(
     return step
 
 
-def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
-    """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are always float32."""
-    shape = tiled(shape)
-    num_sums = -(-context_len // SEGMENT) * (split_rows(shape) // shape.group) * shape.num_heads
-    return num_sums * (shape.value_dim + 2) * torch.float32.itemsize
-
-
 def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None = None) -> Grid:
     return Grid(
         chunk_tokens=chunk_rows(shape) // shape.group,

@@ -2,13 +2,11 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, lazy
+from octavo.kernels.dispatch import choose
 from octavo.kernels.penalties import cpu
 
-_IMPLEMENTATIONS = {
-    "cpu": cpu.apply_penalties,
-    "cuda": lazy("octavo.kernels.penalties.gpu", cpu.apply_penalties),
-}
+_IMPLEMENTATIONS = {"cpu": cpu.apply_penalties}
+"""Implementations by device type. On a GPU, `octavo.kernels.sample.sample_rows` does this for complete rows."""
 
 
 def apply_penalties(

@@ -49,7 +49,7 @@ def quantize_node(value: Value, form: Form) -> Node:
 
 
 def quantize_rows(library: NativeLibrary, x_TI: Tensor, form: Form, num_threads: int) -> QuantizedRows:
-    """Return `x`, float32 or bfloat16, in 8 or 12 bits; see `octavo.kernels.quantize.quantize`.
+    """Return `x`, float32 or bfloat16, in 8 or 12 bits; see `octavo.kernels.quantize.reference.quantize`.
 
     12-bit levels are in the order of the products: columns 0, 2, 1 and 3 of each four.
 

@@ -17,6 +17,8 @@ Levels are rounded to the nearest integer, ties to even. All numbers are float32
 """
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 """Names in the order of `octavo::Scaling`."""
+SMALLEST_RECIPROCAL = 2.0**-23
+"""The smallest scale of `reciprocal`."""
 
 
 def level_type(scaling: Scaling) -> torch.dtype:

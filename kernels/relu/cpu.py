@@ -1,4 +1,4 @@
-"""`relu` on the CPU through torch."""
+"""`relu` through torch, on CPUs and GPUs."""
 
 from torch import Tensor
 

@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, lazy
+from octavo.kernels.dispatch import choose
 from octavo.kernels.token_mask import cpu
 from octavo.kernels.token_mask.bits import FORBIDDEN as FORBIDDEN
 from octavo.kernels.token_mask.bits import pack_mask as pack_mask
 
-_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens, "cuda": lazy("octavo.kernels.token_mask.gpu", cpu.mask_tokens)}
+_IMPLEMENTATIONS = {"cpu": cpu.mask_tokens}
+"""Implementations by device type. On a GPU, `octavo.kernels.sample.sample_rows` does this for complete rows."""
 
 
 def mask_tokens(logits_V: Tensor, allowed_W: Tensor) -> None:

@@ -2,10 +2,11 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, lazy
+from octavo.kernels.dispatch import choose
 from octavo.kernels.top_k import cpu
 
-_IMPLEMENTATIONS = {"cpu": cpu.top_k, "cuda": lazy("octavo.kernels.top_k.gpu", cpu.top_k)}
+_IMPLEMENTATIONS = {"cpu": cpu.top_k}
+"""Implementations by device type. GPUs select from many rows at once: see `gpu.top_k_of_rows`."""
 
 
 def top_k(values_V: Tensor, k: int) -> Tensor:

@@ -11,11 +11,6 @@ _MAX_LISTED = 4096
 """Above this number of values, complete rows are sorted, as for the log-probabilities of the whole vocabulary."""
 
 
-def top_k(values_V: Tensor, k: int) -> Tensor:
-    """See `octavo.kernels.top_k.top_k`."""
-    return top_k_of_rows(values_V.unsqueeze(0), k)[0]
-
-
 def top_k_of_rows(values_RV: Tensor, k: int) -> Tensor:
     """Return the int64 indices of the `k` largest values of every row, as `top_k` does; does not synchronize."""
     num_rows, count = values_RV.shape

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
-from octavo.kernels.paged_attention import AttentionShape, plan, workspace_bytes
+from octavo.kernels.paged_attention import AttentionShape, plan
+from octavo.kernels.paged_attention.cpu import workspace_bytes
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.worker_proc.device.cpu import CpuDevice, freed_memory_returns
 from octavo.worker_proc.facts import measure
@@ -62,7 +63,7 @@ def test_attention_to_a_long_context_fits_what_is_counted_for_it(num_rows: int, 
     with freed_memory_returns():  # otherwise the tests before decide what the C library keeps
         device.reset_peak()
         step(queries, *cache)
-    counted = workspace_bytes(context_len, shape, dtype, device.torch_device)
+    counted = workspace_bytes(context_len, shape, dtype)
     # The rows' own scores are measured by the profiling steps; the kernel's count is of the context.
     rows_bytes = 16 * 2**20
     assert device.peak_growth_bytes() <= counted + rows_bytes

@@ -1,44 +1,53 @@
 """Selecting, filtering and drawing tokens on a GPU, each against its reference."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import LONG_IF_INTERPRETED
+from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.filter_logits import cases as filter_cases
-from octavo.kernels.filter_logits import gpu as filter_gpu
 from octavo.kernels.filter_logits import reference as filter_reference
+from octavo.kernels.filter_logits.gpu import find_cuts
 from octavo.kernels.logprobs import cases as logprobs_cases
-from octavo.kernels.logprobs import gpu as logprobs_gpu
 from octavo.kernels.logprobs import reference as logprobs_reference
-from octavo.kernels.penalties import cases as penalties_cases
-from octavo.kernels.penalties import gpu as penalties_gpu
-from octavo.kernels.penalties import reference as penalties_reference
-from octavo.kernels.token_mask import cases as mask_cases
-from octavo.kernels.token_mask import gpu as mask_gpu
-from octavo.kernels.token_mask import reference as mask_reference
+from octavo.kernels.logprobs.gpu import logprobs_of_rows
 from octavo.kernels.top_k import cases as top_k_cases
-from octavo.kernels.top_k import gpu as top_k_gpu
 from octavo.kernels.top_k import reference as top_k_reference
+from octavo.kernels.top_k.gpu import top_k_of_rows
 
 # The interpreter is slow; a few blocks of a row show what many would.
 TOP_K_CASES = [*top_k_cases.CASES[:5], (3000, 50)] if IS_INTERPRETING else top_k_cases.CASES
 LOGPROBS_CASES = [*logprobs_cases.CASES[:3], (9000, 8999, 20)] if IS_INTERPRETING else logprobs_cases.CASES
 
 
+def filter_logits(logits_V: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """The tokens that the cuts of one row keep."""
+    device, logits_RV = logits_V.device, logits_V.unsqueeze(0)
+    cuts = find_cuts(
+        logits_RV,
+        torch.tensor([top_k], dtype=torch.int32, device=device),
+        torch.tensor([top_p], dtype=torch.float64, device=device),
+        torch.tensor([math.log(min_p) if min_p > 0 else -math.inf], dtype=torch.float32, device=device),
+    )
+    return cuts.is_kept_RV(logits_RV)[0].nonzero().squeeze(1)
+
+
 @pytest.mark.parametrize(("num_values", "k"), TOP_K_CASES)
 def test_top_k(device: torch.device, seed: int, num_values: int, k: int) -> None:
     values = top_k_cases.row(num_values, seed)
-    actual = top_k_gpu.top_k(values.to(device), k).cpu()
+    actual = top_k_of_rows(values.to(device).unsqueeze(0), k)[0].cpu()
     assert torch.equal(actual, top_k_reference.top_k(values, k))
 
 
 def test_top_k_of_values_of_all_kinds(device: torch.device) -> None:
     values = torch.tensor([0.0, -0.0, -torch.inf, 1e-45, -1e-45, torch.inf, -3.0, 3.0])
     for k in range(1, 9):
-        assert torch.equal(top_k_gpu.top_k(values.to(device), k).cpu(), top_k_reference.top_k(values, k))
+        assert torch.equal(top_k_of_rows(values.to(device).unsqueeze(0), k)[0].cpu(), top_k_reference.top_k(values, k))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_filter_logits(device: torch.device, seed: int, setting: tuple[int, floa
     several_blocks = [] if IS_INTERPRETING and spread < 1 else [3000]
     for vocab_size in filter_cases.VOCAB_SIZES[:3] + several_blocks:
         logits = filter_cases.row(vocab_size, spread, seed)
-        actual = filter_gpu.filter_logits(logits.to(device), top_k=top_k, top_p=top_p, min_p=min_p).cpu()
+        actual = filter_logits(logits.to(device), top_k=top_k, top_p=top_p, min_p=min_p).cpu()
         expected = filter_reference.filter_logits(logits, top_k=top_k, top_p=top_p, min_p=min_p)
         assert torch.equal(actual, expected)
 
@@ -83,47 +92,26 @@ def test_filters_cut_at_the_token_of_the_reference(
         *((0, edge, 0.0) for edge in filter_cases.edges_of_nucleus(logits)[near : near + 1]),
     ]
     for k, p, least in cases:
-        actual = filter_gpu.filter_logits(logits.to(device), top_k=k, top_p=p, min_p=least).cpu()
+        actual = filter_logits(logits.to(device), top_k=k, top_p=p, min_p=least).cpu()
         assert torch.equal(actual, filter_reference.filter_logits(logits, top_k=k, top_p=p, min_p=least))
-
-
-@pytest.mark.parametrize("shape", penalties_cases.SHAPES)
-def test_penalties(device: torch.device, seed: int, shape: tuple[int, int]) -> None:
-    for case_seed in range(seed, seed + 3):
-        case = penalties_cases.case(*shape, case_seed)
-        actual, expected = case.logits_V.to(device, copy=True), case.logits_V.clone()
-        seen, counts = case.seen_ids_S.to(device), case.output_counts_S.to(device)
-        penalties_gpu.apply_penalties(actual, seen, counts, **case.penalties)
-        penalties_reference.apply_penalties(expected, case.seen_ids_S, case.output_counts_S, **case.penalties)
-        assert torch.equal(actual.cpu(), expected)
-
-
-@pytest.mark.parametrize("vocab_size", mask_cases.VOCAB_SIZES)
-def test_token_masks(device: torch.device, seed: int, vocab_size: int) -> None:
-    for mask in mask_cases.masks(vocab_size):
-        expected = filter_cases.row(vocab_size, 1.0, seed)
-        actual = expected.to(device, copy=True)
-        mask_gpu.mask_tokens(actual, mask.to(device))
-        mask_reference.mask_tokens(expected, mask)
-        assert torch.equal(actual.cpu(), expected)
 
 
 @pytest.mark.parametrize(("vocab_size", "token_id", "num_top"), LOGPROBS_CASES)
 def test_logprobs(device: torch.device, seed: int, vocab_size: int, token_id: int, num_top: int) -> None:
     logits = logprobs_cases.row(vocab_size, seed)
-    actual = logprobs_gpu.logprobs(logits.to(device), token_id, num_top)
+    rows, tokens = logits.to(device).unsqueeze(0), torch.tensor([token_id], device=device)
+    own, rank, top_ids, top = logprobs_of_rows(rows, tokens, num_top)
     expected = logprobs_reference.logprobs(logits, token_id, num_top)
-    assert (actual.rank, actual.top_token_ids) == (expected.rank, expected.top_token_ids)
-    ours, theirs = ([row.token_logprob, *row.top_logprobs] for row in (actual, expected))
+    assert (rank.item(), top_ids[0].tolist()) == (expected.rank, expected.top_token_ids)
+    ours, theirs = [own.item(), *top[0].tolist()], [expected.token_logprob, *expected.top_logprobs]
     assert ours == pytest.approx(theirs, abs=logprobs_cases.TOLERANCE)
-    given = actual.top_token_ids[::-1]
-    assert logprobs_gpu.logprobs(logits.to(device), token_id, given).top_logprobs == actual.top_logprobs[::-1]
+    assert torch.equal(logprobs_of_rows(rows, tokens, top_ids.flip(1))[3], top.flip(1))
 
 
 def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> None:
     logits = torch.stack([filter_cases.row(151, 1.0, seed + index) for index in range(4)]).to(device)
     tokens = torch.tensor([3, 150, 0, 77], device=device)
-    whole = logprobs_gpu.logprobs_of_rows(logits, tokens, 5)
+    whole = logprobs_of_rows(logits, tokens, 5)
     for row in range(4):
-        alone = logprobs_gpu.logprobs_of_rows(logits[row : row + 1], tokens[row : row + 1], 5)
+        alone = logprobs_of_rows(logits[row : row + 1], tokens[row : row + 1], 5)
         assert all(torch.equal(ours[0], ours_in_batch[row]) for ours, ours_in_batch in zip(alone, whole, strict=True))

@@ -45,8 +45,9 @@ def test_native_copies(native_library: NativeLibrary, num_threads: int, monkeypa
 def test_what_is_swapped_out_comes_back() -> None:
     cache = [torch.randint(256, (5, width), dtype=torch.uint8) for width in (64, 8)]
     before, host_PB = [buffer.clone() for buffer in cache], torch.zeros(3, 72, dtype=torch.uint8)
-    copy_blocks.swap_out(cache, host_PB, [(4, 0), (1, 2)])
-    copy_blocks.swap_in(host_PB, cache, [(0, 3), (2, 0)])
+    parts = copy_blocks.parts_of(host_PB, cache)
+    copy_blocks.copy_blocks(cache, parts, [(4, 0), (1, 2)])
+    copy_blocks.copy_blocks(parts, cache, [(0, 3), (2, 0)])
     for buffer, old in zip(cache, before, strict=True):
         assert torch.equal(buffer, old[[1, 1, 2, 4, 4]])
 

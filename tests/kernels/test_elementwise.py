@@ -14,8 +14,6 @@ from octavo.kernels.add import cases as add_cases
 from octavo.kernels.add import reference as add_reference
 from octavo.kernels.add.native import AddArguments
 from octavo.kernels.cast import cases as cast_cases
-from octavo.kernels.cast import cast
-from octavo.kernels.cast import reference as cast_reference
 from octavo.kernels.cast.native import CastArguments
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.library import NativeLibrary
@@ -121,13 +119,6 @@ def test_pointwise_refuses_caps_and_limits_that_are_none() -> None:
     for function in (soft_cap, clamp):
         with pytest.raises(ShapeError):
             function(x, 0.0)
-
-
-@pytest.mark.parametrize("out_dtype", cast_cases.DTYPES, ids=str)
-@pytest.mark.parametrize("dtype", cast_cases.DTYPES, ids=str)
-def test_cast(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    x = odd_numbers().to(dtype)
-    assert same_bits(cast(x, out_dtype), cast_reference.cast(x, out_dtype))
 
 
 @pytest.mark.parametrize("out_dtype", NATIVE_DTYPES, ids=str)

@@ -17,7 +17,7 @@ from octavo.kernels.linear.packing import MAX_CHANNEL_INPUTS, native_form, pack_
 from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.library import NativeLibrary, load
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize.reference import quantize
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-6

@@ -22,7 +22,7 @@ from octavo.kernels.native.library import NativeLibrary, load
 from octavo.kernels.native.program import Program
 from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.native.value import as_tensor, value_of
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize.reference import quantize
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5

@@ -16,7 +16,7 @@ from octavo.kernels.linear.packing import native_form, pack_quantized
 from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
 from octavo.kernels.native.library import NativeLibrary, load
-from octavo.kernels.quantize import quantize
+from octavo.kernels.quantize.reference import quantize
 
 OUTPUTS, INPUTS = 12, 256
 

@@ -45,8 +45,6 @@ from octavo.kernels.multiply import gpu as multiply_rows
 from octavo.kernels.paged_attention import AttentionShape, gpu_decode_plan, int8_cache
 from octavo.kernels.paged_attention import gpu as paged_attention
 from octavo.kernels.paged_attention.gpu_plan import Grid, Layout, Limits
-from octavo.kernels.penalties import gpu as penalties
-from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.recurrence import DeviceSlots
 from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
@@ -62,7 +60,6 @@ from octavo.kernels.sigmoid_and_mul import gpu as sigmoid_and_mul
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.slot_rows import gpu as slot_rows
 from octavo.kernels.store_kv import gpu as store_kv
-from octavo.kernels.token_mask import gpu as token_mask
 from octavo.kernels.varlen_attention import Parts
 from octavo.kernels.varlen_attention import gpu as varlen_attention
 
@@ -327,12 +324,6 @@ def logits(num_rows: int = 8) -> Tensor:
     return empty(num_rows, VOCAB_SIZE, dtype=F32)
 
 
-def penalize() -> None:
-    """Lower the logits of 500 tokens."""
-    seen = empty(500, dtype=I32)
-    penalties.apply_penalties(logits(1)[0], seen, seen, repetition=1.1, frequency=0.2, presence=0.3)
-
-
 def sample_rows() -> None:
     """Sample 8 rows of bfloat16 logits, which a model may return, and count the tokens."""
     widths = SamplingWidths(biases=300, withheld=16, bad=64, seen=8192, mask_words=-(-VOCAB_SIZE // 32))
@@ -423,8 +414,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     ),
     "paged_attention, images of Gemma 3": lambda: attend(AttentionShape(8, 4, 256, 0.1, window=1024, is_span=True)),
     "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
-    "penalties": penalize,
-    "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
     "rms_norm, 4096": lambda: rms_norm.rms_norm(empty(8, 4096), empty(4096), 1e-5),
     "rms_norm, 16384": lambda: rms_norm.rms_norm(empty(8, 16384), empty(16384), 1e-5),
     "rms_norm, heads of 128": lambda: rms_norm.rms_norm(empty(8, 32, 128), empty(128), 1e-6),
@@ -453,7 +442,6 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "slot_rows, rewind": rewind_rows,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "store_kv, latent": store_latent,
-    "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
     "varlen_attention, CLIP": lambda: attend_to_parts(16, 64, [577]),
     "varlen_attention, SigLIP": lambda: attend_to_parts(16, 72, [729]),
     "varlen_attention, Qwen2-VL": lambda: attend_to_parts(16, 80, [1024]),

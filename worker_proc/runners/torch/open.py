@@ -2,7 +2,7 @@
 
 import torch
 
-from octavo.kernels.paged_attention import workspace_bytes
+from octavo.kernels.paged_attention.cpu import workspace_bytes
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import RequestParams, SamplingSpec
 from octavo.worker_proc.attention.native import NativeCacheAttention
@@ -75,19 +75,16 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     vocab_size = 0 if config.model.pooling else config.model.vocab_size
     logits_bytes = num_seqs * vocab_size * torch.float32.itemsize
     measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
-    return StepMemory(measured + _workspace_bytes(model, device, config))
+    return StepMemory(measured + _workspace_bytes(model, config))
 
 
-def _workspace_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
+def _workspace_bytes(model: Model, config: ResolvedConfig) -> int:
     """Return the workspace bytes of attention for requests of `max_model_len` tokens."""
     if model.library is not None:
         attention = open_attention(model, config, num_blocks=1, num_states=0, max_model_len=config.max_model_len)
         assert isinstance(attention, NativeCacheAttention), "the attention of a model with a library"
         return attention.workspace_bytes
-    sizes = (
-        workspace_bytes(config.max_model_len, group.shape, model.dtype, device.torch_device)
-        for group in model.cache_groups
-    )
+    sizes = (workspace_bytes(config.max_model_len, group.shape, model.dtype) for group in model.cache_groups)
     return max(sizes, default=0)
 
 
