@@ -1,6 +1,6 @@
 """Whole engines on a virtual clock: short runs of many seeds, seeds that once failed, and bugs that must be found."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +11,7 @@ from simulation.campaign import Failure, Order, Totals, attempt, orders, shrink
 from simulation.ranks import SimulatedRank
 from simulation.run import Report, run_scenario
 from simulation.scenario import FaultKind, draw_scenario
+from simulation.worker import SimulatedWorker
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
@@ -29,6 +30,7 @@ from octavo.protocol.config.kv_transfer import ResolvedKVConnector
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbedsBuilder
 from octavo.protocol.requests import Submit
+from octavo.protocol.steps import StepPlan, StepResult, TokenMask
 
 NUM_REQUESTS = 60
 NUM_KILLS = 6
@@ -118,6 +120,25 @@ def test_requests_move_between_engines() -> None:
         totals.add(run(Order(seed, NUM_REQUESTS, NUM_KILLS, is_observed=False, num_engines=3)))
     assert totals.counts["num_moved"] > 20
     assert totals.counts["num_answers"] > 300
+
+
+def test_plans_of_several_steps_are_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted, execute = [], SimulatedWorker.execute
+
+    def execute_some(worker: SimulatedWorker, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
+        interrupted.append(worker.max_steps < plan.num_steps)
+        return execute(worker, plan, masks)
+
+    monkeypatch.setattr(SimulatedWorker, "execute", execute_some)
+    for seed in (3038, 3049, 3061):
+        run(Order(seed, NUM_REQUESTS, NUM_KILLS, has_long_plans=True))
+    assert sum(interrupted) > 50
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_with_long_plans() -> None:
+    for order in orders(30_000, 10_000, 1_000, has_long_plans=True):
+        run(order)
 
 
 @pytest.mark.parametrize(

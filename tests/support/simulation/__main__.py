@@ -15,7 +15,8 @@ def main(arguments: list[str]) -> int:
     """Run what the command line asks for and return the exit code."""
     options = _parser().parse_args(arguments)
     logging.getLogger("octavo").setLevel(logging.CRITICAL)  # dying frontends are expected here
-    wanted = list(orders(options.seed, options.requests, options.kills, options.ranks, options.engines))
+    sizes = options.requests, options.kills, options.ranks, options.engines
+    wanted = list(orders(options.seed, *sizes, has_long_plans=options.long_plans))
     if options.only_requests is not None or options.only_kills is not None:
         if len(wanted) > 1:
             sys.stderr.write("--only-requests and --only-kills are for one run: see what a failing run prints\n")
@@ -56,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the first run; those that follow count on (0)")
     parser.add_argument("--ranks", type=int, default=1, help="workers that share each step of an engine (1)")
     parser.add_argument("--engines", type=int, default=1, help="engines that share the requests (1)")
+    parser.add_argument(
+        "--long-plans", action="store_true", help="requests of many tokens, whose plans are interrupted"
+    )
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time (1)")
     parser.add_argument("--max-failures", type=int, default=5, help="end after this many failed runs (5)")
     parser.add_argument("--shrink-s", type=float, default=60.0, help="seconds to look for a smaller failing run (60)")

@@ -83,6 +83,9 @@ class SimulatedGroup:
         self._masks: deque[TokenMasks] = deque()
         self._replies: deque[list[Frame]] = deque()
         self._is_busy = False
+        self._began_s = self._elapsed_s = 0.0
+        """When the present plan began, and how long it takes."""
+        self._is_interruptible = config.interrupts_plans and all(group.kind != "state" for group in plan.cache_groups)
         if not self._is_started:
             self.process.after(start_s, self._finish_start)
 
@@ -121,6 +124,8 @@ class SimulatedGroup:
                 "a command that no simulated frontend asks for"
             )
             self._plans.append(received)
+        if self._is_busy and self.process.is_alive:
+            self._interrupt()
         self._go_on()
 
     def gather(self) -> WorkerReply | None:
@@ -193,9 +198,30 @@ class SimulatedGroup:
             return
         if command.awaits_masks and not self._masks:
             return
-        self._is_busy = True
-        duration = self._step_scale * self._rng.choice([0.1, 0.5, 1.0, 3.0])
-        self.process.after(duration, lambda: self._finish_step(duration))
+        self._is_busy, self._began_s = True, self.process.world.now
+        self.worker.max_steps = command.num_steps
+        self._finish_after(command, self._step_scale * self._rng.choice([0.1, 0.5, 1.0, 3.0]))
+        if len(self._plans) > 1:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Let the present plan end with its present step, because another command has arrived."""
+        plan = self._plans[0]
+        assert isinstance(plan, StepPlan)
+        num_left = self.worker.max_steps
+        if num_left == 1 or not self._is_interruptible:
+            return
+        step_s = self._elapsed_s / num_left
+        num_made = int((self.process.world.now - self._began_s) / step_s)
+        if num_made + 1 < num_left:
+            self.worker.max_steps = num_made + 1
+            self._finish_after(plan, self.worker.max_steps * step_s)
+
+    def _finish_after(self, plan: StepPlan, elapsed_s: float) -> None:
+        """End the present plan this long after it has begun, unless it has ended by then."""
+        self._elapsed_s = elapsed_s
+        delay = self._began_s + elapsed_s - self.process.world.now
+        self.process.after(delay, lambda: self._finish_step() if self._plans and self._plans[0] is plan else None)
 
     def _finish_load(self, sequence: int) -> None:
         self._reply(self.worker.finish_load(sequence))
@@ -204,12 +230,12 @@ class SimulatedGroup:
         self._replies.append(REPLIES.encode(reply))
         self._on_event()
 
-    def _finish_step(self, elapsed_s: float) -> None:
+    def _finish_step(self) -> None:
         plan = self._plans.popleft()
         assert isinstance(plan, StepPlan)
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
-        result = msgspec.structs.replace(self.worker.execute(plan, masks), elapsed_s=elapsed_s)
+        result = msgspec.structs.replace(self.worker.execute(plan, masks), elapsed_s=self._elapsed_s)
         if self._is_poisoned(plan):
             self.has_met_poison = True
             self.die()
