@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, GROUP_SIZES, is_permutation
-from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, Panels
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
@@ -252,6 +252,12 @@ class NativeLinear:
             if int(starts[0]) != 0 or bool((starts.diff() < 0).any()) or int(starts[-1]) > buffers["escapes"].nbytes:
                 raise ValueError(f"escapes that begin at {int(starts.min())}..{int(starts.max())}, not in order")
         return packed
+
+    def panels(self, epilogue: Epilogue) -> Panels:
+        """Return the panels that the threads divide among themselves: all, or those of the gates."""
+        count = -(-self.num_outputs // PANEL_OUTPUTS)
+        panel_bytes = self.weight.nbytes // count
+        return Panels(self.weight.data_ptr(), count // 2 if epilogue in GATED_EPILOGUES else count, panel_bytes)
 
     def structure(self) -> PackedWeight:
         """Return the structure for C++. It points into the buffers and does not keep them alive."""

@@ -110,6 +110,7 @@ void pack(const PackArgs& args, const Thread& thread) {
             num_threads,                                                                                 \
             [](void* context, octavo::Thread thread) {                                                   \
                 octavo::function(*static_cast<const octavo::Args*>(context), thread);                    \
+                return octavo::Ahead{};                                                                  \
             },                                                                                           \
             const_cast<octavo::Args*>(args));                                                            \
     }                                                                                                    \

@@ -42,6 +42,7 @@ def _node(
         in_place=None if residual is None else 1,
         keep_alive=[packed],
         input_form=packed.input_form,
+        panels=packed.panels(epilogue),
         work=packed.num_inputs * packed.num_outputs,
         absorb=absorb,
     )

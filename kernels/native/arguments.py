@@ -72,10 +72,21 @@ class StepArguments(ctypes.Structure):
     ]
 
 
+class Panels(ctypes.Structure):
+    """The weights of a product: see `Panels` in `program.cpp`."""
+
+    _fields_ = [("address", ctypes.c_void_p), ("count", ctypes.c_int64), ("panel_bytes", ctypes.c_int64)]
+
+
 class OperationEntry(ctypes.Structure):
     """One entry of a program."""
 
-    _fields_ = [("function", ctypes.c_void_p), ("args", ctypes.c_void_p), ("waits", ctypes.c_int64)]
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("args", ctypes.c_void_p),
+        ("waits", ctypes.c_int64),
+        ("next", Panels),
+    ]
 
 
 class ProgramArguments(ctypes.Structure):

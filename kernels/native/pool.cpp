@@ -27,6 +27,8 @@ constexpr int64_t kSpinNs = 400'000;
 constexpr int64_t kYieldNs = 30'000;
 // Longer absences after a yield are counted in `offered_ns`: another thread has run meanwhile.
 constexpr int64_t kAbsenceNs = 2'000;
+// Least time between two moves of a thread to another core: beside busy processes a move may not help.
+constexpr int64_t kMinMoveNs = 1'000'000;
 // Reads of the value between two reads of the clock, each of which costs 20 to 30 ns.
 constexpr int kLooks = 16;
 constexpr int64_t kMaxThreads = 512;
@@ -60,9 +62,24 @@ void wake_all(const std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE | kFlag, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Moves the calling thread away from a core, to any other on which it may run. Does nothing if there is none, or if the
+// thread has moved a moment ago.
+void leave_core(int cpu) {
+    static thread_local int64_t last_ns = 0;
+    const int64_t now = now_ns();
+    cpu_set_t allowed;
+    if (now - last_ns < kMinMoveNs || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    last_ns = now;
+    cpu_set_t others = allowed;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    sched_setaffinity(0, sizeof others, &others);
+    sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 // The arguments of one run, for its threads.
 struct Call {
-    void (*function)(void*, Thread);
+    Ahead (*function)(void*, Thread);
     void* context;
     int64_t count;
 };
@@ -104,10 +121,11 @@ const int kForkHandler = pthread_atfork(nullptr, nullptr, forget_pool);
 void* serve(void* argument) {
     Member& member = *static_cast<Member*>(argument);
     member.thread_id.store(syscall(SYS_gettid), std::memory_order_release);
+    Ahead ahead;
     for (uint32_t seen = 0;; ++seen) {
-        member.start.wait_while(seen);
+        member.start.wait_while(seen, &ahead);
         const Call call = member.call;
-        call.function(call.context, Thread{member.index, call.count, nullptr, member.barrier});
+        ahead = call.function(call.context, Thread{member.index, call.count, nullptr, member.barrier});
         Join& join = *member.join;
         if (join.num_working.fetch_sub(1, std::memory_order_acq_rel) == 1) join.done.change();
     }
@@ -154,11 +172,11 @@ void Signal<kScope>::change() {
 }
 
 template <Scope kScope>
-void Signal<kScope>::wait_while(uint32_t old) {
+void Signal<kScope>::wait_while(uint32_t old, Ahead* ahead) {
     for (int64_t start_ns = 0;;) {
         for (int i = 0; i < kLooks; ++i) {
             if (value_.load(std::memory_order_acquire) != old) return;
-            pause();
+            if (ahead == nullptr || !ahead->fetch_line()) pause();
         }
         const int64_t now = now_ns();
         if (start_ns == 0) start_ns = now;
@@ -176,15 +194,21 @@ void Signal<kScope>::wait_while(uint32_t old) {
 }
 
 template <Scope kScope>
-void BarrierOf<kScope>::wait() {
-    // Read both before this thread counts as arrived: after that, the last thread may begin the next round.
+void BarrierOf<kScope>::wait(Ahead* ahead) {
+    // Read all before this thread counts as arrived: after that, the last thread may begin the next round.
     const int64_t count = count_;
     const uint32_t round = all_arrived_.value();
+    const int32_t core = sched_getcpu() + 1, core_of_waiting = core_of_waiting_.load(std::memory_order_relaxed);
+    core_of_waiting_.store(core, std::memory_order_relaxed);
     if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+        core_of_waiting_.store(0, std::memory_order_relaxed);
         num_arrived_.store(0, std::memory_order_relaxed);
         all_arrived_.change();
+        // Linux puts threads that wake up on one core although others are idle, and separates them only after
+        // milliseconds, in which they run in turn (docs/performance.md).
+        if (core == core_of_waiting && core > 0) leave_core(core - 1);
     } else {
-        all_arrived_.wait_while(round);
+        all_arrived_.wait_while(round, ahead);
     }
 }
 
@@ -192,7 +216,7 @@ template class Signal<Scope::machine>;
 template class BarrierOf<Scope::process>;
 template class BarrierOf<Scope::machine>;
 
-void run_on_threads(int64_t count, void (*function)(void*, Thread), void* context) {
+void run_on_threads(int64_t count, Ahead (*function)(void*, Thread), void* context) {
     Pool& shared = *pool;
     std::unique_lock<std::mutex> lock(shared.in_use, std::defer_lock);
     if (count <= 1 || !lock.try_lock()) {

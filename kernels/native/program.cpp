@@ -15,10 +15,24 @@ namespace {
 
 using Function = void (*)(const void* args, const Step* step, Thread* thread);
 
+// The weights of a product: panels of equal size. With few rows, each thread reads an equal share of the half panels
+// (`Product::few_rows`).
+struct Panels {
+    const char* begin;
+    int64_t count;
+    int64_t panel_bytes;
+};
+
+// How much a waiting thread prefetches: a quarter of a usual L2 cache. A wait is rarely long enough for more.
+constexpr int64_t kAheadBytes = 256 << 10;
+// Larger steps are limited by arithmetic, not by memory.
+constexpr int64_t kMaxAheadRows = 32;
+
 struct Operation {
     Function function;
     const void* args;
     int64_t waits;  // whether all threads must be done with it before the next one begins
+    Panels next;    // weights of the next product; 0 panels: unknown
 };
 
 struct Program {
@@ -33,7 +47,18 @@ int64_t now_ns() {
         .count();
 }
 
-void walk(const Program& program, const Step& step, Thread thread) {
+// The part of a product's weights that a thread reads first.
+Ahead ahead_of(const Panels& panels, const Thread& thread) {
+    const Range halves = thread.share(2 * panels.count);
+    const char* line = panels.begin + halves.begin / 2 * panels.panel_bytes;
+    const char* end = panels.begin + (halves.end + 1) / 2 * panels.panel_bytes;
+    return {line, line + std::min<int64_t>(end - line, kAheadBytes)};
+}
+
+Ahead walk(const Program& program, const Step& step, Thread thread) {
+    const bool prefetches = step.num_rows <= kMaxAheadRows;
+    const char* next = nullptr;
+    Ahead ahead;
     int64_t start_ns = 0;
     const bool measures = program.nanoseconds != nullptr && thread.index == 0;
     if (measures) start_ns = now_ns();
@@ -41,13 +66,18 @@ void walk(const Program& program, const Step& step, Thread thread) {
         const Operation& operation = program.operations[i];
         thread.next_item = &program.counters[i];
         operation.function(operation.args, &step, &thread);
-        if (operation.waits) thread.wait_for_all();
+        if (prefetches && operation.next.begin != next) {
+            next = operation.next.begin;
+            ahead = ahead_of(operation.next, thread);
+        }
+        if (operation.waits) thread.barrier->wait(&ahead);
         if (measures) {
             const int64_t end_ns = now_ns();
             program.nanoseconds[i] += end_ns - start_ns;
             start_ns = end_ns;
         }
     }
+    return ahead;
 }
 
 }  // namespace
@@ -65,7 +95,7 @@ extern "C" void octavo_run(const octavo::Program* program, const octavo::Step* s
         num_threads,
         [](void* context, Thread thread) {
             const Call& call = *static_cast<Call*>(context);
-            walk(*call.program, *call.step, thread);
+            return walk(*call.program, *call.step, thread);
         },
         &call);
 }

@@ -1,6 +1,7 @@
 """A recorded `forward` with its memory and arguments, run by one call per step."""
 
 import ctypes
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
-from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, OperationEntry, ProgramArguments, StepArguments
+from octavo.kernels.native.arguments import (
+    TYPES,
+    Arguments,
+    Matrix,
+    OperationEntry,
+    Panels,
+    ProgramArguments,
+    StepArguments,
+)
 from octavo.kernels.native.layout import ALIGNMENT, Layout, lay_out, row_bytes
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
@@ -60,6 +69,14 @@ class Program:
         """The names of the operations in order."""
         return [node.operation for node in self._nodes]
 
+    def expect(self, program: "Program") -> None:
+        """Have threads prefetch the first weights of `program` when this program ends; by default its own."""
+        first = program._panels_from(0)
+        for node, entry in zip(reversed(self._nodes), reversed(self._entries), strict=True):
+            entry.next = first
+            if node.panels is not None:
+                break
+
     def run(self, step: StepArguments, num_threads: int) -> None:
         """Compute the step; blocks until it is done. The next run overwrites the results."""
         assert step.num_rows <= self.max_rows, f"{step.num_rows} rows in a program for {self.max_rows}"
@@ -91,7 +108,13 @@ class Program:
         for index, (node, arguments) in enumerate(zip(self._nodes, self._arguments, strict=True)):
             function = library.operation(node.operation, type(arguments))
             entries[index] = OperationEntry(function, ctypes.addressof(arguments), layout.waits[index])
+            entries[index].next = self._panels_from(index + 1)
         return entries
+
+    def _panels_from(self, index: int) -> Panels:
+        """Return the weights of the next product at or after an operation, assuming that the program runs again."""
+        nodes = itertools.chain(self._nodes[index:], self._nodes)
+        return next((node.panels for node in nodes if node.panels is not None), Panels())
 
     def _tensor(self, value: Value) -> Tensor:
         """Return a view of a value's memory, one row per row of the step."""

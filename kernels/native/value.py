@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.arguments import Arguments, Matrix, Panels
 from octavo.kernels.quantize.scaling import Scaling
 
 ROWS = -1
@@ -184,6 +184,8 @@ class Node:
     """Whether the inputs may also be bfloat16, if another reader needs that."""
     work: int = 0
     """Multiplications per row, for operations with many."""
+    panels: Panels | None = None
+    """Weights that the threads divide among themselves, and prefetch before this operation; `None` if it has none."""
     activation: str | None = None
     """Name of this activation as an epilogue of a linear layer; `None` if it cannot be one."""
     absorb: "Callable[[Node], Node | None] | None" = None

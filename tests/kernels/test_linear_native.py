@@ -12,13 +12,26 @@ from native_checks import beside_others
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.embedding import embedding
 from octavo.kernels.gelu.reference import gelu
 from octavo.kernels.linear import Packer, cases, linear
-from octavo.kernels.linear.native import DTYPES, PANEL_OUTPUTS, WORD_INPUTS, Epilogue, NativeLinear, can_fuse
+from octavo.kernels.linear.native import (
+    DTYPES,
+    PANEL_OUTPUTS,
+    WORD_INPUTS,
+    Epilogue,
+    NativeLinear,
+    NativeProduct,
+    can_fuse,
+)
 from octavo.kernels.linear.packing import pack_coded, pack_quantized
 from octavo.kernels.linear.packing import pack_plain as pack
 from octavo.kernels.linear.quantization import quantize_weight
+from octavo.kernels.linear.record import record
 from octavo.kernels.native.library import NativeLibrary, load
+from octavo.kernels.native.program import Program
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import as_tensor, value_of
 
 CPU = torch.device("cpu")
 FLOATS = list(DTYPES.values())
@@ -237,3 +250,28 @@ def test_a_packer_with_the_library_gives_the_same_products(dtype: torch.dtype) -
 def test_no_rows_give_no_rows(native_library: NativeLibrary) -> None:
     packed = pack(native_library, random(36, 48, dtype=torch.bfloat16))
     assert multiply(native_library, rows_for(packed, 0), packed).shape == (0, 36)
+
+
+def test_a_program_knows_the_weights_that_waiting_threads_prefetch() -> None:
+    library = load()
+    weights = [pack(library, random(outputs, 64, dtype=torch.bfloat16)) for outputs in (64, 128, 192)]
+
+    def program_of(*products: NativeLinear) -> Program:
+        recorder = ProgramRecorder(torch.bfloat16)
+        x = embedding(as_tensor(recorder.token_ids), random(4, 64, dtype=torch.bfloat16))
+        for packed in products:
+            x = record(x, NativeProduct(library, packed))
+        return Program(library, recorder.nodes, [value_of(x)], max_rows=4)
+
+    def next_weights(program: Program) -> list[int]:
+        return [entry.next.address for entry in program._entries]
+
+    first, second, third = (packed.weight.data_ptr() for packed in weights)
+    program = program_of(weights[0], weights[1])
+    assert program.operations == ["embedding", "linear", "linear"]
+    assert next_weights(program) == [first, second, first]
+    program.expect(program_of(weights[2]))
+    assert next_weights(program) == [first, second, third]
+    panels = weights[1].panels("none")
+    assert (panels.count, panels.count * panels.panel_bytes) == (2, weights[1].weight.nbytes)
+    assert weights[1].panels("silu_and_mul").count == 1

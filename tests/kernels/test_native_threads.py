@@ -7,7 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
+from octavo.kernels.linear.native import NativeProduct
+from octavo.kernels.linear.packing import pack_plain
 from octavo.kernels.native.arguments import ProgramArguments, StepArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.threads import (
@@ -226,6 +229,25 @@ def test_bound_threads_stay_on_their_cores(native_library: NativeLibrary) -> Non
     finally:
         os.sched_setaffinity(0, before)
         for thread in pool_threads(native_library):
+            os.sched_setaffinity(thread, before)
+
+
+def test_a_thread_that_leaves_a_shared_core_may_still_run_on_it(native_library: NativeLibrary) -> None:
+    product = NativeProduct(native_library, pack_plain(native_library, torch.zeros(64, 64)))
+    rows, out = torch.zeros(1, 64), torch.zeros(1, 64)
+    product.multiply(rows, out, 2)
+    before = os.sched_getaffinity(0)
+    core = {min(before)}
+    try:
+        for thread in (0, *pool_threads(native_library)):
+            os.sched_setaffinity(thread, core)  # all of them move to one core
+        for thread in pool_threads(native_library):
+            os.sched_setaffinity(thread, before)
+        for _ in range(20):  # each waits at a barrier
+            product.multiply(rows, out, 2)
+        assert all(os.sched_getaffinity(thread) == before for thread in pool_threads(native_library))
+    finally:
+        for thread in (0, *pool_threads(native_library)):
             os.sched_setaffinity(thread, before)
 
 

@@ -17,6 +17,7 @@ extern "C" void octavo_run(const void* program, const octavo::Step* step, int64_
 
 namespace {
 
+using octavo::Ahead;
 using octavo::run_on_threads;
 using octavo::Thread;
 
@@ -34,7 +35,7 @@ struct Ring {
     int64_t num_rounds = 0;
 };
 
-void walk_ring(void* context, Thread thread) {
+Ahead walk_ring(void* context, Thread thread) {
     Ring& ring = *static_cast<Ring*>(context);
     ring.num_calls[thread.index] += 1;
     for (int64_t round = 0; round < ring.num_rounds; ++round) {
@@ -44,6 +45,8 @@ void walk_ring(void* context, Thread thread) {
             require(ring.values[i] == round + 1, "a barrier let a thread through");
         thread.wait_for_all();
     }
+    // The ring is gone when the threads prefetch this.
+    return {reinterpret_cast<const char*>(&ring), reinterpret_cast<const char*>(&ring + 1)};
 }
 
 void check_runs(int64_t num_rounds) {
@@ -111,6 +114,9 @@ struct Operation {
     void (*function)(const void*, const octavo::Step*, Thread*);
     const void* args;
     int64_t waits;
+    const char* next;
+    int64_t num_panels;
+    int64_t panel_bytes;
 };
 struct Program {
     const Operation* operations;
@@ -122,11 +128,13 @@ struct Program {
 void check_programs(int64_t num_rounds) {
     for (int64_t run = 0; run < num_rounds; ++run) {
         Taken taken;
-        const Operation operations[] = {{take_all, &taken, 1}, {look_at_all, &taken, 0}};
+        const char* next = reinterpret_cast<const char*>(&taken);
+        const Operation operations[] = {{take_all, &taken, 1, next, 3, 64}, {look_at_all, &taken, 0, nullptr, 0, 0}};
+        const octavo::Step step{};
         std::atomic<int64_t> counters[2];
         int64_t nanoseconds[2] = {};
         const Program program{operations, 2, counters, nanoseconds};
-        octavo_run(&program, nullptr, 1 + run % 4);
+        octavo_run(&program, &step, 1 + run % 4);
         require(nanoseconds[0] > 0, "a program did not run");
     }
 }

@@ -94,6 +94,8 @@ class NativePrograms:
         self._cross_queries = dict(zip(attention.cross_queries, results[len(features) :], strict=True))
         chosen = with_gathered_rows(halves, layers.results[: len(halves.passed)], recorder)
         head = Program(library, chosen, [logits], bounds.max_logits)
+        layers.expect(head)
+        head.expect(layers)
         self._parts = (layers, head)
         (self._logits_RV,) = head.results
 
