@@ -34,7 +34,7 @@ _REFUSED_TENSORS = {
     "trainable_tokens": "trainable_token_indices",
     "modules_to_save": "modules_to_save",
 }
-_AGAIN = "write the adapter again, with peft's save_pretrained"
+AGAIN = "write the adapter again, with peft's save_pretrained"
 _MERGE = "merge the adapter into the model (merge_and_unload in peft) and serve the result"
 
 _WITHOUT_EFFECT = frozenset(
@@ -147,9 +147,9 @@ def read_peft_lora(content: bytes, where: str) -> PeftLora:
     try:
         fields: Any = json.loads(content)
     except ValueError as error:
-        raise _refused(where, f"it is not JSON: {error}", _AGAIN) from error
+        raise _refused(where, f"it is not JSON: {error}", AGAIN) from error
     if not isinstance(fields, dict):
-        raise _refused(where, "it is not a JSON object", _AGAIN)
+        raise _refused(where, "it is not a JSON object", AGAIN)
     kind = fields.pop("peft_type", None)
     if kind != "LORA":
         raise _refused(where, f"peft_type is {kind!r}, and only 'LORA' is supported", _MERGE)
@@ -170,7 +170,7 @@ def read_peft_lora(content: bytes, where: str) -> PeftLora:
     try:
         config = msgspec.convert(known, PeftLora)
     except msgspec.ValidationError as error:
-        raise _refused(where, str(error), _AGAIN) from error
+        raise _refused(where, str(error), AGAIN) from error
     _check(config, where)
     return config
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import PHASE, Factor, PeftLora, module_of
-
-AGAIN = "write the adapter again, with peft's save_pretrained"
+from octavo.protocol.peft_lora import AGAIN, PHASE, Factor, PeftLora, module_of
 
 
 class StoredTensor(NamedTuple):

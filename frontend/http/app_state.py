@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 Execute: TypeAlias = Callable[[AdminCommand], Awaitable[AdminResult]]
 """Executes an operator's command."""
 
+MAX_NAMES = 16
+"""Maximum number of model names in the error about an unknown one."""
+
 MAX_OTHER_CLIENTS = 16
 """Maximum number of additional clients whose derived state, such as the chat template, is kept."""
 
@@ -157,7 +160,8 @@ class AppState:
     def _not_served(self, name: str) -> ModelNotFoundError:
         clients = [state.client for state in self.of_all_models]
         names = [one for client in clients for one in (*client.facts.served_model_names, *client.adapters.named)]
-        return ModelNotFoundError(f"the model {name!r} is not served here: use {' or '.join(map(repr, names))}")
+        shown = [repr(one) for one in names[:MAX_NAMES]] + ["one of GET /v1/models"] * (len(names) > MAX_NAMES)
+        return ModelNotFoundError(f"the model {name!r} is not served here: use {' or '.join(shown)}")
 
 
 def answer_style(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.generation.soft_prompt import has_soft_prompt, read_soft_prompt
-from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -63,12 +62,6 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
         raise InvalidRequestError(f"{error.message}{hint}", "lora_path") from error
     except OSError as error:
         raise InvalidRequestError(f"cannot read the adapter in {directory}: {error.strerror}", "lora_path") from error
-
-
-def base_model_of(path: str) -> str | None:
-    """Return the name of an adapter's base model, from its configuration."""
-    name = read_json(Path(path) / "adapter_config.json").get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else None
 
 
 def read_header(file: Path) -> Header:

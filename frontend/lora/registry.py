@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.frontend.lora.reader import base_model_of, read_adapter
+from octavo.frontend.lora.reader import read_adapter
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.model_files.locate import locate_adapter
 from octavo.protocol.adapters import Adapter
@@ -80,7 +80,7 @@ class AdapterRegistry:
         Args:
             name: for requests.
             path: path of its directory, or its hub id (`locate_adapter`).
-            parent: name of its base model. `None`: from its configuration.
+            parent: name of its base model, for `/v1/models`. `None`: the served model.
             replaces: whether to replace an adapter of the same name; requests in flight keep the old adapter.
 
         Raises:
@@ -93,9 +93,9 @@ class AdapterRegistry:
                 raise InvalidRequestError(
                     f"the adapter {name!r} is already loaded: use load_inplace to replace it", "lora_name"
                 )
-            adapter, base = await self._read(name, path)
+            adapter = await self._read(name, path)
             with self._changed() as named:
-                named[name] = NamedAdapter(adapter, parent or base)
+                named[name] = NamedAdapter(adapter, parent)
 
     def unload(self, name: str) -> None:
         """Remove a name. Requests in flight keep the adapter.
@@ -105,7 +105,7 @@ class AdapterRegistry:
         """
         with self._changed() as named:
             if named.pop(name, None) is None:
-                loaded = f"loaded are {', '.join(map(repr, named))}" if named else "none is loaded"
+                loaded = "GET /v1/models lists those that are loaded" if named else "none is loaded"
                 raise ModelNotFoundError(f"there is no adapter {name!r}: {loaded}")
 
     async def find(self, name: str) -> NamedAdapter | None:
@@ -127,13 +127,15 @@ class AdapterRegistry:
         Raises:
             InvalidRequestError: it does not fit, or another adapter has its id.
         """
+        if not isinstance(request, LoRARequest):
+            raise InvalidRequestError(f"lora_request must be a LoRARequest, got {request!r}", "lora_request")
         if (known := self._known(request)) is not None:
             return known
         path = await self._locate(request.lora_path)
         async with self._lock:
             if (known := self._known(request)) is not None:  # another request has read it meanwhile
                 return known
-            adapter, _ = await self._read(request.lora_name, path)
+            adapter = await self._read(request.lora_name, path)
             if len(self._by_id) >= MAX_BY_ID:
                 del self._by_id[next(iter(self._by_id))]
             self._by_id[request.lora_int_id] = request.lora_name, request.lora_path, adapter
@@ -163,7 +165,7 @@ class AdapterRegistry:
             return None
         async with self._lock:
             if kind not in self._of_media:
-                self._of_media[kind], _ = await self._read(Path(own[kind]).name, own[kind])
+                self._of_media[kind] = await self._read(Path(own[kind]).name, own[kind])
             return self._of_media[kind]
 
     def _known(self, request: LoRARequest) -> Adapter | None:
@@ -196,13 +198,13 @@ class AdapterRegistry:
         async with self._lock:
             if name in self.named:
                 return
-            adapter, base = await self._read(name, str(path))
+            adapter = await self._read(name, str(path))
             with self._changed() as named:
-                named.setdefault(name, NamedAdapter(adapter, base))
+                named.setdefault(name, NamedAdapter(adapter))
 
-    async def _read(self, name: str, path: str) -> tuple[Adapter, str | None]:
+    async def _read(self, name: str, path: str) -> Adapter:
         adapter: Adapter = await self._run_in_thread(partial(read_adapter, name, path, self._config()))
-        return adapter, base_model_of(adapter.path)
+        return adapter
 
     def _check_name(self, name: str) -> None:
         if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():

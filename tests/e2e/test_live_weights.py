@@ -64,6 +64,9 @@ def test_updates_leave_the_bits_of_a_fresh_engine(model, other, expected, tmp_pa
         assert bits(llm) == expected[0]
         with pytest.raises(InvalidRequestError, match="lacks"):
             llm.update_weights({"model.norm.weight": load_file(model / "model.safetensors")["model.norm.weight"]})
+        integers = {name: tensor.int() for name, tensor in load_file(other / "model.safetensors").items()}
+        with pytest.raises(InvalidRequestError, match="has type int32 in the checkpoint"):
+            llm.update_weights(integers)
         with pytest.raises(InvalidRequestError, match="no checkpoint in"):
             llm.update_weights(tmp_path / "absent")
         assert bits(llm) == expected[0]

@@ -1,5 +1,6 @@
 """LoRA adapters over HTTP: models by name, loading and unloading, and adapters that are loaded on first use."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from fake_client import MODEL, FakeClient
 from http_client import post, request
 from safetensors.numpy import load_file, save_file
 
+from octavo.frontend.http.app_state import MAX_NAMES
 from octavo.protocol.config import ServerConfig
 
 UPDATING = ServerConfig(fingerprint_mode="none", allow_runtime_lora_updating=True)
@@ -28,7 +30,7 @@ def test_an_adapter_is_a_model_from_loading_to_unloading(tmp_path: Path) -> None
     loaded = post(client, LOAD, {"lora_name": "sql", "lora_path": str(path)}, config=UPDATING)
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'sql' added successfully.")
     cards = request(client, "GET", "/v1/models").json()["data"]
-    assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), ("alias", None), ("sql", "org/base")]
+    assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), ("alias", None), ("sql", MODEL)]
     assert cards[2]["root"] == str(path) and request(client, "GET", "/v1/models/sql").json() == cards[2]
 
     chat = {"model": "sql", "messages": [{"role": "user", "content": "x"}]}
@@ -46,6 +48,14 @@ def test_an_adapter_is_a_model_from_loading_to_unloading(tmp_path: Path) -> None
     assert missing.status_code == 404 and f"{MODEL!r} or 'alias'" in error_of(missing)
     again = post(client, UNLOAD, {"lora_name": "sql"}, config=UPDATING)
     assert again.status_code == 404 and "none is loaded" in error_of(again)
+
+
+def test_an_unknown_name_shows_only_the_first_of_many(tmp_path: Path) -> None:
+    client, path = lora_client(), str(write_adapter(tmp_path / "a"))
+    for index in range(MAX_NAMES):
+        asyncio.run(client.adapters.load(f"a{index}", path))
+    message = error_of(post(client, "/v1/completions", {"model": "nobody", "prompt": "x"}))
+    assert message.endswith("'a12' or 'a13' or one of GET /v1/models")
 
 
 def test_a_taken_name_needs_load_inplace(tmp_path: Path) -> None:

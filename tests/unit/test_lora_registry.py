@@ -43,7 +43,7 @@ def test_processes_know_the_same_adapters(tmp_path: Path) -> None:
             await second.load("a", str(tmp_path / "a"))
         second.unload("a")
         assert set(first.named) == {"b"} and await first.find("a") is None
-        with pytest.raises(ModelNotFoundError, match="loaded are 'b'"):
+        with pytest.raises(ModelNotFoundError, match="GET /v1/models lists"):
             first.unload("a")
         late = registry(tmp_path / "adapters")
         assert late.named == first.named
@@ -73,6 +73,8 @@ def test_requests_for_one_new_adapter_read_it_once(tmp_path: Path, monkeypatch: 
             await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a")))
         replaced = await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a"), load_inplace=True))
         assert replaced.name == "c" and replaced.digest == read[0].digest, "equal contents have equal digests"
+        with pytest.raises(InvalidRequestError, match="lora_request must be a LoRARequest, got 'b'"):
+            await adapters.of_request("b")
         assert adapters.ids == {1} and adapters.forget(1) and not adapters.forget(1)
 
     asyncio.run(use())
@@ -115,7 +117,7 @@ def test_modules_of_the_command_line(tmp_path: Path) -> None:
     )
     adapters = registry()
     asyncio.run(load_modules(server, adapters))
-    assert {name: one.parent for name, one in adapters.named.items()} == {"a": "org/base", "b": "base"}
+    assert {name: one.parent for name, one in adapters.named.items()} == {"a": None, "b": "base"}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import PHASE, PeftLora, read_peft_lora
-from octavo.protocol.peft_tensors import AGAIN, StoredTensor, places_of
+from octavo.protocol.peft_lora import AGAIN, PHASE, PeftLora, read_peft_lora
+from octavo.protocol.peft_tensors import StoredTensor, places_of
 from octavo.worker_proc.weights.pytorch import read_tensors
 
 

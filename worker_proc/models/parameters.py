@@ -107,7 +107,7 @@ class Parameters:
     ) -> Tensor:
         shape = shard.part(shape) if shard else shape
         tensor = torch.empty(shape, dtype=dtype, device=self._device if is_here else "meta")
-        self._places[name] = Place(shape, shard, False, partial(fill, tensor), is_here)
+        self._places[name] = Place(shape, shard, False, partial(fill, tensor), is_here, dtype.is_floating_point)
         if is_here:
             self._tensors[name] = tensor
             self.divided |= {name} if shard else set()

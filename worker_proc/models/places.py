@@ -24,14 +24,22 @@ class Place:
     """Stores this rank's part of the values."""
     is_here: bool = True
     """Whether this pipeline stage holds the tensor. If not, the checkpoint's tensor is not read."""
+    is_float: bool = True
+    """Whether the tensor holds floating-point numbers."""
 
 
 def oriented(place: Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
     """Return this rank's part of the values, in the layout of the parameter.
 
     Raises:
-        ConfigError: the values have another shape.
+        ConfigError: the values have another shape or type.
     """
+    if place.is_float and isinstance(values, Tensor) and not values.is_floating_point():
+        raise ConfigError(
+            f"{name!r} has type {str(values.dtype).removeprefix('torch.')} in the checkpoint, but weights are "
+            "floating-point numbers",
+            hint="integer weights need the quantization_config of their format in config.json",
+        )
     is_transposed = place.is_transposed and isinstance(values, Tensor)
     whole = place.shard.whole(place.shape) if place.shard else place.shape
     expected = whole[::-1] if is_transposed else whole
