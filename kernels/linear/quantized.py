@@ -82,14 +82,15 @@ class QuantizedWeight:
         )
         require(self.scale_OG.dtype in SCALE_TYPES, f"quantized weight: scales of type {self.scale_OG.dtype}")
         groups = (num_outputs, -(-num_inputs // self.group_size))
-        for values, dtype in (
-            (self.scale_OG, self.scale_OG.dtype),
-            (self.minimum_OG, self.scale_OG.dtype),
-            (self.zero_OG, torch.uint8),
+        for name, values, dtype in (
+            ("scales", self.scale_OG, self.scale_OG.dtype),
+            ("minimums", self.minimum_OG, self.scale_OG.dtype),
+            ("zeros", self.zero_OG, torch.uint8),
         ):
             require(
                 values is None or (values.shape == groups and values.dtype == dtype),
-                f"quantized weight: scales, minimums or zeros that are not {dtype} of shape {groups}",
+                f"quantized weight: {name} of type {getattr(values, 'dtype', None)} and shape "
+                f"{tuple(getattr(values, 'shape', ()))}; expected {dtype} and {groups}",
             )
         require(
             self.row_scale is None or (math.isfinite(self.row_scale) and self.row_scale > 0),

@@ -121,15 +121,15 @@ def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
     quantized.
 
     Args:
-        section: `quantization_config` of config.json. ModelOpt names an algorithm. Quark names the layers whose outputs
-            have scales, and how these are quantized.
+        section: `quantization_config` of config.json. ModelOpt names an algorithm, AutoFP8 writes "static". Quark names
+            the layers whose outputs have scales, and how these are quantized.
 
     Raises:
         ConfigError: Quark's section does not say how they are quantized, or the layers differ.
     """
     scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo") or {}
     if isinstance(scheme, str):
-        return {"num_bits": 8, "type": "float"} if scheme.upper() == "FP8" else {"type": scheme}
+        return {"num_bits": 8, "type": "float"} if scheme.upper() in ("FP8", "STATIC") else {"type": scheme}
     export = section.get("export")
     if isinstance(export, Mapping) and (layers := export.get("kv_cache_group")):
         outputs = _outputs(section.get("layer_quant_config"), layers)

@@ -20,6 +20,7 @@ from worker_plans import Driver, alone, loaded, spec, worker_config
 from octavo.frontend.cli.main import main
 from octavo.kernels.native import library
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.weights import packed_cache
 from octavo.worker_proc.weights.load import load_model
@@ -121,6 +122,23 @@ def test_transformers_computes_the_same_from_dequantized_weights(source: Path, t
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
     torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), expected, rtol=0.0, atol=1e-3)
+
+
+def test_biases_of_zeros_that_the_model_does_not_have(source: Path, tmp_path: Path) -> None:
+    """Old releases of AutoGPTQ wrote them for every layer."""
+    folder = tmp_path / "quantized"
+    write("gptq", source, folder)
+    expected = logprobs(worker_config(folder))
+    tensors = load_file(folder / "model.safetensors")
+    biases = {
+        name.replace("scales", "bias"): torch.zeros_like(tensors[name][0]) for name in tensors if "scales" in name
+    }
+    save_file(tensors | biases, folder / "model.safetensors")
+    assert torch.equal(logprobs(worker_config(folder)), expected)
+    biases["model.layers.1.mlp.up_proj.bias"][3] = 1
+    save_file(tensors | biases, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"holds 'model\.layers\.1\.mlp\.up_proj\.bias', which this architecture"):
+        loaded(worker_config(folder))
 
 
 @pytest.mark.parametrize("kind", ["gptq", "gptq-act-order", "fp8-blocks", "mixed"])

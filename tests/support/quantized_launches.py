@@ -27,6 +27,8 @@ NUM_INPUTS = NUM_OUTPUTS = 4096
 ROWS = (16, 8192)
 EXPERTS: dict[QuantizedName, MixtureName] = {**QUANTIZED_MIXTURES, "Q8_0": "Qwen3-30B-A3B", "w8a8": "Qwen3-30B-A3B"}
 TOKENS = (16, 8192)
+TILES_OF_64_ROWS: tuple[QuantizedName, int] = ("mxfp4", 200)
+"""A launch whose tiles have 64 rows: those of GPT-OSS spill on Hopper."""
 
 
 def multiply(name: QuantizedName, num_rows: int) -> Callable[[], object]:
@@ -77,8 +79,7 @@ LAUNCHES = {
     f"quantized_linear, {name}, {num_rows} rows": multiply(name, num_rows) for name in FORMATS for num_rows in ROWS
 } | {
     f"quantized experts, {name}, {num_tokens} tokens": multiply_experts(name, num_tokens)
-    for name in EXPERTS
-    for num_tokens in TOKENS
+    for name, num_tokens in (*((name, num_tokens) for name in EXPERTS for num_tokens in TOKENS), TILES_OF_64_ROWS)
 }
 ONLY_ON = {
     name: (89, 90)

@@ -47,6 +47,8 @@ def test_no_scales(tmp_path: Path) -> None:
     assert read(tmp_path, {"model.layers.0.self_attn.k_proj.weight_scale": 1.0}) == {}
     with pytest.raises(ConfigError, match="promises scales of the cache"):
         read(tmp_path, {"model.norm.weight": 1.0}, FLOAT8)
+    with pytest.raises(ConfigError, match="promises scales of the cache"):  # AutoFP8
+        read(tmp_path, {"model.norm.weight": 1.0}, {"quant_method": "fp8", "kv_cache_scheme": "static"})
     # ModelOpt leaves out scales of 1.
     modelopt = {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}
     assert read(tmp_path, {"model.norm.weight": 1.0}, modelopt) == {}

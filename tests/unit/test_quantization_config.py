@@ -36,36 +36,50 @@ def compressed(weights: Mapping[str, Any] = WEIGHTS, **changes: Any) -> dict[str
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**GPTQ, "checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "'checkpoint_format' in .* is 'marlin'"),
         ({**GPTQ, "is_marlin_format": True}, "'is_marlin_format'"),
         ({**GPTQ, "bits": 5}, "'bits' in 'quantization_config' is 5"),
         ({**GPTQ, "group_size": 24}, "'group_size' in 'quantization_config' is 24"),
         ({**GPTQ, "rotation": "hadamard"}, r"'rotation' \('hadamard'\) in 'quantization_config' is unknown for gptq"),
         ({**GPTQ, "dynamic": {r".*up_proj": {"bits": 8, "rotate": 1}}}, "'rotate' of 'dynamic'"),
-        ({"quant_method": "gptq", "group_size": 32}, "'bits' is None"),
+        ({"quant_method": "gptq", "group_size": 32}, "'bits' in .* is None"),
         ({"quant_method": "awq", "version": "gemv_fast"}, "'version' in 'quantization_config' is 'gemv_fast'"),
         ({"quant_method": "awq", "bits": 3}, "AWQ has 4 only"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "'fmt' is 'e5m2'"),
-        ({"quant_method": "fp8", "activation_scheme": "block"}, "'activation_scheme' is 'block'"),
+        ({"quant_method": "awq", "group_size": 100}, "'group_size' in 'quantization_config' is 100"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "'backend' in .* is 'llm-awq'"),
+        ({"quant_method": "awq", "checkpoint_format": "gemv"}, "'checkpoint_format' in .* is 'gemv'"),
+        ({**GPTQ, "format": "gptq_p"}, "'format' in .* is 'gptq_p'"),
+        ({**GPTQ, "bits": "4"}, "'bits' in 'quantization_config' is '4'; expected int"),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static", "fmt": "e5m2"}, "'fmt' in .* is 'e5m2'"),
+        ({"quant_method": "fp8", "activation_scheme": "block"}, "'activation_scheme' in .* is 'block'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "'weight_block_size'"),
         ({"quant_method": "bitsandbytes", "llm_int8_has_fp16_weight": True}, "'llm_int8_has_fp16_weight'"),
         ({"quant_method": "bitsandbytes", "new": 1}, "'new'"),
         ({"quant_method": "torchao", "new": 1}, "'new'"),
         ({"quant_method": "mxfp4", "new": 1}, "'new'"),
-        (compressed(format="marlin-24"), "'format' is 'marlin-24'"),
+        (compressed(format="marlin-24"), "'format' in .* is 'marlin-24'"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparsity_config' .* 'sparse-24-bitmask'"),
         (compressed(transform_config={"config_groups": {"u": {}}}), "'transform_config' .* rotations"),
         (compressed(group={"output_activations": {"num_bits": 8}}), "'output_activations'"),
         (compressed(group={"input_activations": {"num_bits": 6}}), "'input_activations' .* 'int' with 6 bits"),
         (compressed(group={"input_activations": {"new": 1}}), "'new'"),
         (compressed(group={"input_activations": {"strategy": "token"}}), "static activations .* 'token'"),
-        (compressed(group={"input_activations": {"strategy": "tokens", "dynamic": True}}), "'strategy' is 'tokens'"),
+        (
+            compressed(group={"input_activations": {"strategy": "tokens", "dynamic": True}}),
+            "'strategy' in .* is 'tokens'",
+        ),
         (compressed(group={"extra": 1}), "'extra'"),
-        (compressed({**WEIGHTS, "strategy": "attn_head"}), "'strategy' is 'attn_head'"),
+        (compressed({**WEIGHTS, "strategy": "attn_head"}), "'strategy' in .* is 'attn_head'"),
         (compressed({**WEIGHTS, "num_bits": 6, "type": "float"}), "type 'float' with 6 bits"),
         (compressed({**WEIGHTS, "new": 1}), "'new'"),
         (compressed(config_groups={"W4A16": ["Linear"]}), "'config_groups' .* preset"),
-        (compressed(config_groups=None), "'config_groups' is None"),
+        (compressed(config_groups=None), "'config_groups' in .* is None"),
+        (compressed({**WEIGHTS, "group_size": 24}), "groups of 24 inputs"),
+        (compressed({**WEIGHTS, "group_size": "32"}), "'group_size' in 'weights of group_0' is '32'"),
+        (
+            compressed(group={"weights": None, "targets": ["LlamaAttention"]}),
+            r"activations of \['LlamaAttention'\] without quantized weights \(group 'group_0'\)",
+        ),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message: str) -> None:
@@ -157,6 +171,35 @@ def test_names_come_before_classes() -> None:
         )
 
 
+GPTQMODEL = {"group_size": 32, "desc_act": False, "lm_head": False, "pack_dtype": "int32", "meta": {"mse": 0.0}}
+
+
+@pytest.mark.parametrize(("method", "form"), [("gptq", "gptq"), ("gptq", "gptq_v2"), ("awq", "gemm")])
+def test_settings_that_gptqmodel_7_writes(method: str, form: str) -> None:
+    config = {**GPTQMODEL, "quant_method": method, "method": method, "format": form, "checkpoint_format": form}
+    config |= {"version": form, "zero_point": False} if method == "awq" else {"sym": False}
+    layout = open_format({**config, "bits": 4}, {}).layout(LAYER)
+    assert layout is not None and (layout.bits, layout.group_size, layout.has_zeros) == (4, 32, True)
+
+
+def packed(values: list[int], bits: int) -> Tensor:
+    number = sum(value << (bits * place) for place, value in enumerate(values))
+    words = [(number >> (32 * word)) & 0xFFFFFFFF for word in range(-(-len(values) * bits // 32))]
+    return torch.tensor(words).to(torch.uint32).view(torch.int32)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_zero_points_of_0_borrow_from_the_next_one(bits: int) -> None:
+    """GPTQModel subtracts one from a word of zero points at once, but from each zero point of 3 bits."""
+    zeros = [zero % 2**bits for zero in (0, 1, -1, 0, 0, *range(11))]
+    ones = packed([1] * (32 // bits), bits)
+    words = packed([(zero - 1) % 8 for zero in zeros], 3) if bits == 3 else packed(zeros, bits) - ones
+    tensors = gptq_tensors(bits) | {"qzeros": torch.stack([words, words])}
+    ((_, matrix),) = assembled({**GPTQ, "bits": bits}, of_layer(tensors))
+    assert isinstance(matrix, StoredMatrix)
+    assert matrix.dequantized()[:, 0].tolist() == [-zero for zero in zeros]
+
+
 def test_missing_and_wrong_tensors_are_named() -> None:
     tensors = gptq_tensors()
     del tensors["scales"]
@@ -168,8 +211,13 @@ def test_missing_and_wrong_tensors_are_named() -> None:
         static = {"weight": torch.zeros(4, 16).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}
         assembled({"quant_method": "fp8", "activation_scheme": "static"}, of_layer(static))
     ((_, matrix),) = assembled(GPTQ, of_layer(gptq_tensors() | {"scales": torch.ones(3, 16).half()}))
-    with pytest.raises(ConfigError, match=f"the tensors of '{LAYER}' do not fit"):
+    with pytest.raises(ConfigError, match=rf"the tensors of '{LAYER}' do not fit .* scales of .* shape \(16, 3\)"):
         matrix.dequantized() if isinstance(matrix, StoredMatrix) else None
+    with pytest.raises(ConfigError, match=rf"'{LAYER}.qzeros' has shape \(4,\); expected 2 dimensions"):
+        assembled(GPTQ, of_layer(gptq_tensors() | {"qzeros": torch.zeros(4, dtype=torch.int32)}))
+    with pytest.raises(ConfigError, match=r"is of type torch\.uint8"):  # 4-bit floats, where integers are configured
+        packed = {"weight_packed": torch.zeros(16, 32, dtype=torch.uint8), "weight_scale": torch.ones(16, 2)}
+        assembled(compressed(), of_layer(packed | {"weight_shape": torch.tensor([16, 64])}))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
@@ -303,8 +351,20 @@ def test_blocks_that_gates_and_ups_do_not_share_are_refused() -> None:
     """24 gates and 24 ups in blocks of 16 outputs have three blocks, or four if none has outputs of both."""
     weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 16]}
     tensors = {STACK: torch.zeros(3, 48, 16).to(torch.float8_e4m3fn), f"{STACK}_scale": torch.ones(3, 4, 1)}
-    with pytest.raises(ConfigError, match="scales of 4 blocks of outputs; expected 3"):
-        assembled(compressed(weights, format="float-quantized"), tensors)
+    ((_, stack),) = assembled(compressed(weights, format="float-quantized"), tensors)
+    with pytest.raises(ConfigError, match=r"scales of \(4, 1\) blocks; expected \(3, 1\)"):
+        stack.cut(0, 2)[0].dequantized() if isinstance(stack, StoredStack) else None
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    weight = torch.zeros(40, 32).to(torch.float8_e4m3fn)
+    for config, scale, message in (
+        (BLOCKS, {"weight_scale_inv": torch.ones(4, 2)}, r"scales of \(4, 2\) blocks; expected \(3, 2\)"),
+        ({"quant_method": "fp8"}, {"weight_scale": torch.ones(3)}, r"scales of shape \(3,\) for 40 outputs"),
+    ):
+        ((_, matrix),) = assembled(config, of_layer({"weight": weight, **scale}))
+        with pytest.raises(ConfigError, match=message):
+            matrix.dequantized() if isinstance(matrix, StoredMatrix) else None
 
 
 def torchao_layer(scale: torch.Tensor | None = None, **activations: object) -> QuantizedWeight:
@@ -368,7 +428,5 @@ def test_orders_of_inputs() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_unpacking(bits: int) -> None:
     levels = torch.randint(0, 2**bits, (3, 64))
-    number = [sum(int(level) << (bits * place) for place, level in enumerate(row)) for row in levels]
-    words = torch.tensor([[(value >> (32 * word)) & 0xFFFFFFFF for word in range(2 * bits)] for value in number])
-    signed = torch.where(words >= 2**31, words - 2**32, words).int()
-    assert torch.equal(unpack(signed, bits).long(), levels)
+    words = torch.stack([packed(row.tolist(), bits) for row in levels])
+    assert torch.equal(unpack(words, bits).long(), levels)

@@ -44,25 +44,25 @@ def mixed(settings: Any) -> dict[str, Any]:
         ({**AUTO_ROUND, "data_type": "mx_fp"}, "'data_type' in 'quantization_config' is 'mx_fp'"),
         ({**AUTO_ROUND, "act_bits": 8}, "'act_bits' in 'quantization_config' is 8"),
         ({**AUTO_ROUND, "extra_config": {LAYER: {"rotation": 1}}}, f"'rotation' of '{LAYER}' in 'extra_config'"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "data_type": "fp8"}, "'data_type' is 'fp8'"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32, "data_type": "fp8"}, "'data_type' in .* is 'fp8'"),
         ({**MODELOPT, "new": 1}, "'new'"),
         ({**MODELOPT, "quant_algo": "W4A16_AWQ"}, "'quant_algo' .* is 'W4A16_AWQ'"),
         ({**MODELOPT, "quant_algo": "MIXED_PRECISION"}, "'quantized_layers' .* is missing"),
         ({**MODELOPT, "pre_quant_scale": True}, "'pre_quant_scale'"),
         (quark(), "'global_quant_config' .* weights of type 'uint4' with 'per_group' scales"),
         (quark(dtype="fp8_e4m3", qscheme="per_tensor", new=1), "'new'"),
-        (quark(dtype="int8", qscheme="per_channel", symmetric=False), "'symmetric' is False"),
+        (quark(dtype="int8", qscheme="per_channel", symmetric=False), "'symmetric' in .* is False"),
         ({**quark(dtype="fp8_e4m3", qscheme="per_tensor"), "layer_type_quant_config": {"A": 1}}, "'layer_type_quant_"),
         ({**quark(dtype="fp8_e4m3", qscheme="per_tensor"), "export": {"weight_format": "fake_quantized"}}, "'weight_f"),
-        (quark(dtype="int8", qscheme="per_channel", ch_axis=1), "'ch_axis' is 1"),
+        (quark(dtype="int8", qscheme="per_channel", ch_axis=1), "'ch_axis' in .* is 1"),
         (quark(dtype="fp8_e4m3", qscheme="per_block", block_size=["a", 1]), r"'block_size' .* is \['a', 1\]"),
         (
             {**quark(dtype="int8", qscheme="per_tensor"), "kv_cache_quant_config": {"*k_proj": {}}},
             "'kv_cache_quant_conf",
         ),
-        ({**MODELOPT, "quant_algo": "NVFP4", "group_size": 32}, "'group_size' is 32; only 16"),
-        ({**MODELOPT, "group_size": 128}, "'group_size' is 128; only 0"),
-        (mixed({"quant_algo": "NVFP4", "group_size": 32}), "'group_size' is 32; only 16"),
+        ({**MODELOPT, "quant_algo": "NVFP4", "group_size": 32}, "'group_size' in .* is 32; only 16"),
+        ({**MODELOPT, "group_size": 128}, "'group_size' in .* is 128; only 0"),
+        (mixed({"quant_algo": "NVFP4", "group_size": 32}), "'group_size' in .* is 32; only 16"),
         (
             mixed({"quant_algo": "NVFP4", "pre_quant_scale": True}),
             "'pre_quant_scale' in '.*up_proj in quantized_layers'",
@@ -77,7 +77,7 @@ def mixed(settings: Any) -> dict[str, Any]:
         ),
         ({"quant_method": "fp8", "weight_block_size": ["x", 128]}, r"'weight_block_size' .* is \['x', 128\]"),
         (compressed(weights={"block_structure": [1]}), r"'block_structure' .* is \[1\]"),
-        (compressed(weights={}, input_activations=5), "'input_activations' is 5"),
+        (compressed(weights={}, input_activations=5), "'input_activations' in .* is 5"),
         ({**AUTO_ROUND, "block_name_to_quantize": 5}, "'block_name_to_quantize' .* has 5"),
     ],
 )
@@ -261,7 +261,7 @@ def test_rows_of_quark_along_another_dimension() -> None:
         "is_dynamic": True,
         "ch_axis": -1,
     }
-    with pytest.raises(ConfigError, match="'ch_axis' is -1"):
+    with pytest.raises(ConfigError, match=r"'ch_axis' in .* is -1"):
         open_format(section, {})
 
 

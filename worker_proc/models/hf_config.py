@@ -15,10 +15,16 @@ Value = TypeVar("Value")
 
 
 class CheckedConfig(dict[str, Any]):
-    """A `config.json` that records which of its keys were looked up."""
+    """A `config.json`, or a section of it, that records which of its keys were looked up.
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    Args:
+        config: keys and values.
+        section: name of the section in error messages; empty for the complete file.
+    """
+
+    def __init__(self, config: Mapping[str, Any], section: str = "") -> None:
         super().__init__(config)
+        self.section = section
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -36,20 +42,18 @@ class CheckedConfig(dict[str, Any]):
         self._read.add(str(key))
         return super().__contains__(key)
 
-    def reject_unread(self, architecture: str, *, section: str = "") -> None:
-        """Raise `ConfigError` for a key with a value that was neither looked up nor is known to be harmless.
-
-        `section`: key of `config.json` whose value this is; empty for the complete file.
-        """
+    def reject_unread(self, architecture: str) -> None:
+        """Raise `ConfigError` for a key with a value that was neither looked up nor is known to be harmless."""
         known = self._read | READ_ELSEWHERE | HARMLESS
         unread = sorted(key for key, value in self.items() if value is not None and key not in known)
         if unread:
             values = ", ".join(f"{key!r} ({_short(self[key])})" for key in unread)
             override = f"""run with --hf-overrides '{{"{unread[0]}": null}}'"""
+            remedy = f"remove it from {self.section!r} in config.json" if self.section else override
             raise ConfigError(
-                f"config.json: {values}{f' in {section!r}' if section else ''} is unknown for {architecture}, "
+                f"config.json: {values}{_place(self)} is unknown for {architecture}, "
                 "and may change what the model computes",
-                hint=f"if it does not, {f'remove it from {section!r} in config.json' if section else override}",
+                hint=f"if it does not, {remedy}",
             )
 
 
@@ -63,7 +67,7 @@ def required(config: Mapping[str, Any], key: str, kind: type[Value]) -> Value:
     if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind):
-        raise ConfigError(f"config.json: {key!r} is {value!r}; expected {kind.__name__}")
+        raise ConfigError(f"config.json: {key!r}{_place(config)} is {value!r}; expected {kind.__name__}")
     return value
 
 
@@ -102,7 +106,7 @@ def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any])
     """Raise `ConfigError` if `config[key]` exists and is not one of `supported`."""
     if key in config and config[key] not in supported:
         choices = ", ".join(repr(value) for value in supported)
-        raise ConfigError(f"config.json: {key!r} is {config[key]!r}; only {choices} is supported")
+        raise ConfigError(f"config.json: {key!r}{_place(config)} is {config[key]!r}; only {choices} is supported")
 
 
 def ignore(config: Mapping[str, Any], *keys: str) -> None:
@@ -176,6 +180,12 @@ def types_of_layers(
 def full_attention_every(period: int, num_layers: int) -> list[str]:
     """Return layer types in which every `period`-th layer has full attention, and the others a window."""
     return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
+
+
+def _place(config: Mapping[str, Any]) -> str:
+    """Return the section of a key, as part of a message."""
+    section = config.section if isinstance(config, CheckedConfig) else ""
+    return f" in {section!r}" if section else ""
 
 
 def _short(value: Any) -> str:

@@ -49,7 +49,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     shape = AttentionShape(*heads, scale, slopes=of_rank(slopes, placement.sharding))
     clip = None if attention_config.get("clip_qkv") is None else required(attention_config, "clip_qkv", float)
     ignore(attention_config, "attn_impl", "attn_pdrop", "attn_uses_sequence_id")  # training, implementation
-    attention_config.reject_unread(facts.architecture, section="attn_config")
+    attention_config.reject_unread(facts.architecture)
     rules = [renamed(_NAMES), split_rows("Wqkv", stacked_qkv(num_heads, num_kv_heads, facts.head_dim))]
     ignored = [r"^lm_head\.weight$"] if is_tied else []
     parameters = Parameters(placement, prefixes=["transformer."], ignored=ignored, rules=rules)
@@ -76,4 +76,4 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 def _attention_config(facts: ModelFacts) -> CheckedConfig:
     """Return `attn_config`, which describes the attention."""
-    return CheckedConfig(optional(facts.hf_config, "attn_config", {"alibi": False}))
+    return CheckedConfig(optional(facts.hf_config, "attn_config", {"alibi": False}), "attn_config")

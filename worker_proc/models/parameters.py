@@ -377,10 +377,16 @@ class Parameters:
         if missing:
             raise missing_tensors(self.names.origins_of(missing))
 
+    def _is_zero_bias(self, name: str, values: Tensor | QuantizedMatrix) -> bool:
+        """Return whether this is a bias of zeros, which old AutoGPTQ wrote for layers that have no bias."""
+        layer, _, kind = name.rpartition(".")
+        has_layer = kind == "bias" and f"{layer}.weight" in self._places
+        return has_layer and isinstance(values, Tensor) and not values.any()
+
     def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
         """Fill the tensor `name` from the checkpoint tensor `full_name`, or from a part of it."""
         if name not in self._places:
-            if self.names.is_ignored(name):
+            if self.names.is_ignored(name) or self._is_zero_bias(name, values):
                 return
             raise UnreadTensorError(full_name)
         if not self._places[name].is_here:

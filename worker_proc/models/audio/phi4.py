@@ -77,7 +77,7 @@ class ConformerConfig:
         Raises:
             ConfigError: a value is not supported.
         """
-        config = CheckedConfig({**_DEFAULTS, **section})
+        config = CheckedConfig({**_DEFAULTS, **section}, "audio_config")
         ignore(config, "left_chunk", "dropout_rate", "feature_layer", "audio_token_id", "nemo_final_size")
         reject_unless(config, "chunk_size", [-1])
         reject_unless(config, "downsample_rate", [1])
@@ -100,7 +100,7 @@ class ConformerConfig:
             max_distance=config["bias_max_distance"],
             is_symmetric=optional(config, "bias_symmetric", False),
         )
-        config.reject_unread("an audio encoder", section="audio_config")
+        config.reject_unread("an audio encoder")
         if reduction != 2**read.num_halvings or reduction < 2 or read.width % read.num_heads:
             raise ConfigError(
                 f"config.json: 'audio_config' has a time_reduction of {reduction}, and {read.num_heads} heads of "

@@ -79,10 +79,10 @@ def read_sizes(section: Mapping[str, Any], architecture: str) -> EncoderSizes:
     Raises:
         ConfigError: a value is not supported.
     """
-    audio = CheckedConfig({**_DEFAULTS, **section})
+    audio = CheckedConfig({**_DEFAULTS, **section}, "audio_config")
     ignore(audio, "encoder_layerdrop")  # of training
     sizes = EncoderSizes.read(audio)
-    audio.reject_unread(architecture, section="audio_config")
+    audio.reject_unread(architecture)
     return sizes
 
 

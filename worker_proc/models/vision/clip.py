@@ -66,7 +66,9 @@ class ClipConfig:
         Raises:
             ConfigError: a value is not supported.
         """
-        config = CheckedConfig({**defaults, **{key: value for key, value in section.items() if value is not None}})
+        config = CheckedConfig(
+            {**defaults, **{key: value for key, value in section.items() if value is not None}}, "vision_config"
+        )
         ignore(config, "projection_dim", "vision_use_head", *unused)
         read = cls(
             width=required(config, "hidden_size", int),
@@ -80,7 +82,7 @@ class ClipConfig:
             eps=required(config, "layer_norm_eps", float),
             has_class_token=has_class_token,
         )
-        config.reject_unread("a vision tower", section="vision_config")
+        config.reject_unread("a vision tower")
         if read.image_size % read.patch_size or read.width % read.num_heads:
             raise ConfigError("config.json: the sizes of 'vision_config' do not divide each other")
         return read

@@ -66,7 +66,7 @@ class PixtralConfig:
         Raises:
             ConfigError: a value is not supported.
         """
-        config = CheckedConfig(section)
+        config = CheckedConfig(section, "vision_config")
         ignore(config, "image_size", "vocab_size", "projection_dim")
         read = cls(
             width=optional(config, "hidden_size", 1024),
@@ -79,7 +79,7 @@ class PixtralConfig:
             theta=theta_of(config),
         )
         reject_unless(config, "head_dim", [None, read.head_dim])
-        config.reject_unread("a vision tower", section="vision_config")
+        config.reject_unread("a vision tower")
         return read
 
     @property

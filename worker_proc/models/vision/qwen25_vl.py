@@ -70,7 +70,7 @@ def _read(section: Mapping[str, Any], spec: TowerSpec) -> tuple[QwenVisionConfig
     Raises:
         ConfigError: a value is not supported.
     """
-    config = CheckedConfig(section)
+    config = CheckedConfig(section, "vision_config")
     ignore(config, *UNUSED)
     channels, frames = optional(config, "in_channels", 3), optional(config, "temporal_patch_size", 2)
     patch_size = optional(config, "patch_size", 14)
@@ -89,7 +89,7 @@ def _read(section: Mapping[str, Any], spec: TowerSpec) -> tuple[QwenVisionConfig
     if window < 1:
         raise ConfigError("config.json: 'window_size' of 'vision_config' is smaller than a square of patches")
     whole: list[int] = optional(config, "fullatt_block_indexes", [7, 15, 23, 31])
-    config.reject_unread("a vision tower", section="vision_config")
+    config.reject_unread("a vision tower")
     return own, window, set(whole)
 
 

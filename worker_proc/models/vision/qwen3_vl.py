@@ -77,7 +77,7 @@ def _read(section: Mapping[str, Any], spec: TowerSpec) -> QwenVisionConfig:
     Raises:
         ConfigError: a value is not supported.
     """
-    config = CheckedConfig(section)
+    config = CheckedConfig(section, "vision_config")
     ignore(config, *UNUSED)
     channels, frames = optional(config, "in_channels", 3), optional(config, "temporal_patch_size", 2)
     own = QwenVisionConfig(
@@ -94,7 +94,7 @@ def _read(section: Mapping[str, Any], spec: TowerSpec) -> QwenVisionConfig:
         deeper_layers=tuple(optional(config, "deepstack_visual_indexes", [8, 16, 24])),
     )
     check_width(optional(config, "out_hidden_size", 3584), spec)
-    config.reject_unread("a vision tower", section="vision_config")
+    config.reject_unread("a vision tower")
     if round(own.num_positions**0.5) ** 2 != own.num_positions:
         raise ConfigError(f"config.json: 'num_position_embeddings' is {own.num_positions}; expected a square")
     layers = own.deeper_layers

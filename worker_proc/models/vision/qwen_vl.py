@@ -81,7 +81,7 @@ class QwenVisionConfig:
         Raises:
             ConfigError: a value is not supported.
         """
-        config = CheckedConfig(section)
+        config = CheckedConfig(section, "vision_config")
         ignore(config, *UNUSED)
         width = optional(config, "embed_dim", 1280)
         channels, frames = optional(config, "in_channels", 3), optional(config, "temporal_patch_size", 2)
@@ -96,7 +96,7 @@ class QwenVisionConfig:
             theta=theta_of(config),
         )
         check_width(required(config, "hidden_size", int), spec)
-        config.reject_unread("a vision tower", section="vision_config")
+        config.reject_unread("a vision tower")
         return read
 
     @property

@@ -123,9 +123,9 @@ class Mxfp4:
     parts: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        checked = CheckedConfig(config)
+        checked = CheckedConfig(config, "quantization_config")
         ignore(checked, "quant_method", "modules_to_not_convert", "dequantize")
-        checked.reject_unread("mxfp4", section="quantization_config")
+        checked.reject_unread("mxfp4")
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
         """Never called: no layer has parts. `octavo.worker_proc.weights.mxfp4` reads them."""

@@ -37,7 +37,7 @@ class AutoRound:
     parts: tuple[str, ...] = gptq.Gptq.parts
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         ignore(config, "quant_method", *_ACTIVATIONS, *AUTO_ROUND)
         packing = _packing(config)
         self._is_awq = "awq" in packing
@@ -49,7 +49,7 @@ class AutoRound:
         self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
         others: dict[str, Any] = optional(config, "extra_config", {})
         self._settings_of = {layer: self._of_layer(layer, changes) for layer, changes in others.items()}
-        config.reject_unread("auto-round", section="quantization_config")
+        config.reject_unread("auto-round")
 
     def _of_layer(self, layer: str, changes: Any) -> gptq.Settings | None:
         """Return the settings of a layer; `None` if it is not quantized."""

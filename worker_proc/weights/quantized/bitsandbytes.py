@@ -44,14 +44,14 @@ class BitsAndBytes:
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         ignore(config, *_HARMLESS.split())
         if optional(config, "llm_int8_has_fp16_weight", False):
             raise ConfigError("config.json: 'llm_int8_has_fp16_weight' in 'quantization_config' is not supported")
         self._skipped: list[str] = optional(config, "llm_int8_skip_modules", [])
         self._is_int8 = optional(config, "load_in_8bit", False)
         self._kind: Codebook = "nf4" if config.get("bnb_4bit_quant_type") == "nf4" else "fp4"
-        config.reject_unread("bitsandbytes", section="quantization_config")
+        config.reject_unread("bitsandbytes")
 
     def layout(self, layer: str) -> Layout | None:
         """Return the memory layout of a layer."""
@@ -62,7 +62,7 @@ class BitsAndBytes:
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
         if "SCB" in tensors:
-            return _int8_matrix(layer, require(tensors, layer, "weight"), tensors)
+            return _int8_matrix(layer, require(tensors, layer, "weight", num_dims=2), tensors)
         kind = next(kind for kind in _KINDS if f"{_STATE}{kind}" in tensors)
         return _float4_matrix(layer, tensors, kind)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.codebooks import Codebook
-from octavo.kernels.linear.quantized import QuantizedWeight, RowType
+from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized import compressed_stacks
@@ -73,7 +73,7 @@ class CompressedTensors:
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, _SECTION)
         ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version")
         self._ignored: list[str] = optional(config, "ignore", [])
         ignore(config, "run_compressed", "moe_sparsity_config")  # from a model whose other experts were removed
@@ -85,8 +85,8 @@ class CompressedTensors:
         transforms: dict[str, Any] = optional(config, "transform_config", {})
         if transforms.get("config_groups"):
             raise _refused("transform_config", "rotations of activations", "use a checkpoint without them")
-        self._schemes = [_scheme(group) for group in required(config, "config_groups", dict).values()]
-        config.reject_unread("compressed-tensors", section=_SECTION)
+        self._schemes = [_scheme(name, group) for name, group in required(config, "config_groups", dict).items()]
+        config.reject_unread("compressed-tensors")
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
         """Return the scheme of a layer: that of the group which lists its name, a matching pattern, or its class."""
@@ -129,13 +129,9 @@ class CompressedTensors:
 
     def _matrix(self, layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> StoredMatrix:
         scale = require(tensors, layer, "weight_scale")
-        if scheme.block is not None and scale.ndim == 2:
-            num_blocks = -(-len(require(tensors, layer, "weight")) // scheme.block[0])
-            if len(scale) != num_blocks:
-                raise ConfigError(f"{layer!r} has scales of {len(scale)} blocks of outputs; expected {num_blocks}")
         row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
         packed = tensors.get("weight_packed")
-        if packed is not None and packed.dtype == torch.uint8:
+        if packed is not None and packed.dtype == torch.uint8 and scheme.is_float:
             return float4_matrix(layer, packed, scale, divisor=tensors.get("weight_global_scale"))
         if packed is None and require(tensors, layer, "weight").dtype == FLOAT8:
             scale = float_scale(scale)
@@ -155,14 +151,18 @@ def _refused(key: str, what: str, hint: str) -> ConfigError:
     return ConfigError(f"config.json: {key!r} in {_SECTION!r} asks for {what}, which is not supported", hint=hint)
 
 
-def _scheme(group: Mapping[str, Any]) -> _Scheme:
+def _scheme(name: str, group: Any) -> _Scheme:
+    """Return the scheme of a group of `config_groups`."""
     if not isinstance(group, Mapping):
         raise _refused("config_groups", f"a preset instead of a group ({group!r})", "use llm-compressor's own output")
-    group = CheckedConfig(group)
+    group = CheckedConfig(group, f"{name} of config_groups")
     _check_format(group)
     if group.get("output_activations") is not None:
         raise _refused("output_activations", "quantized outputs", "use a checkpoint without them")
-    weights = CheckedConfig(required(group, "weights", dict))
+    if group.get("weights") is None:
+        what = f"activations of {group.get('targets')} without quantized weights (group {name!r})"
+        raise _refused("config_groups", what, "use a checkpoint without this group")
+    weights = CheckedConfig(required(group, "weights", dict), f"weights of {name}")
     ignore(weights, *_UNUSED, "dynamic")
     bits = optional(weights, "num_bits", 8)
     kind = optional(weights, "type", "int")
@@ -178,28 +178,37 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
         bits=bits,
         is_float=kind == "float",
         is_symmetric=optional(weights, "symmetric", True),
-        group_size=weights.get("group_size") if optional(weights, "strategy", "").endswith("group") else None,
+        group_size=_group_size(weights) if optional(weights, "strategy", "").endswith("group") else None,
         block=block_of(weights, "block_structure"),
-        rows=_rows(optional(group, "input_activations", {})),
+        rows=_rows(optional(group, "input_activations", {}), f"input_activations of {name}"),
     )
-    weights.reject_unread("compressed-tensors", section="weights")
-    group.reject_unread("compressed-tensors", section="config_groups")
+    weights.reject_unread("compressed-tensors")
+    group.reject_unread("compressed-tensors")
     return scheme
 
 
-def _rows(section: Mapping[str, Any]) -> RowType | None:
+def _group_size(weights: Mapping[str, Any]) -> int | None:
+    """Return the number of inputs per scale; `None` if the scales determine it."""
+    size = optional(weights, "group_size", -1)
+    if size != -1 and (size < 1 or size % GROUP_MULTIPLE):
+        what = f"groups of {size} inputs"
+        raise _refused("weights", what, f"use a checkpoint whose 'group_size' is -1 or a multiple of {GROUP_MULTIPLE}")
+    return None if size == -1 else size
+
+
+def _rows(section: Mapping[str, Any], name: str) -> RowType | None:
     """Return how rows are quantized; `None` if the checkpoint does not say, or cannot be followed (then it is
     logged)."""
     if not section:
         return None
-    activations = CheckedConfig(section)
+    activations = CheckedConfig(section, name)
     ignore(activations, *_UNUSED, "group_size", "block_structure")
     kind, bits = optional(activations, "type", "int"), optional(activations, "num_bits", 8)
     is_symmetric, is_dynamic = optional(activations, "symmetric", True), activations.get("dynamic") or False
     strategy = activations.get("strategy")
     reject_unless(activations, "dynamic", (True, False, "local", None))
     reject_unless(activations, "strategy", (*_STRATEGIES, "token", None))
-    activations.reject_unread("compressed-tensors", section="input_activations")
+    activations.reject_unread("compressed-tensors")
     if kind not in ("int", "float") or bits not in (4, 8):
         raise _refused("input_activations", f"activations of type {kind!r} with {bits} bits", "use another checkpoint")
     if bits == 4 or not is_symmetric:
@@ -221,7 +230,7 @@ def _integer_matrix(
     layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme, row_scale: float | None
 ) -> StoredMatrix:
     packed = tensors.get("weight_packed")
-    stored = require(tensors, layer, "weight") if packed is None else packed
+    stored = require(tensors, layer, "weight" if packed is None else "weight_packed", num_dims=2)
     if stored.dtype not in (torch.int8, torch.int32):
         raise ConfigError(f"the weight of {layer!r} is of type {stored.dtype}; expected int8, int32 or {FLOAT8}")
     num_outputs, num_inputs = stored.shape

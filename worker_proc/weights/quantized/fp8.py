@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
@@ -44,9 +45,10 @@ class Fp8:
     parts: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         # The type of the scale tensors shows e8m0; a limit of dynamic scales changes no weights.
         ignore(config, "quant_method", "scale_fmt", "activation_scale_ub", "quant_type", "dequantize")
+        ignore(config, "kv_cache_scheme")  # protocol/config/weight_format.py
         self._skipped: list[str] = optional(config, "modules_to_not_convert", optional(config, "ignored_layers", []))
         reject_unless(config, "fmt", ("e4m3", None))
         reject_unless(config, "activation_scheme", ("dynamic", "static", None))
@@ -57,7 +59,7 @@ class Fp8:
                 f"config.json: 'weight_block_size' in 'quantization_config' is {[*self._block]}; only multiples of "
                 f"{GROUP_MULTIPLE} inputs are supported"
             )
-        config.reject_unread("fp8", section="quantization_config")
+        config.reject_unread("fp8")
 
     def layout(self, layer: str) -> Layout | None:
         """Return the memory layout of a layer."""
@@ -148,10 +150,13 @@ def float8_matrix(
         row_scale: scale of all rows.
 
     Raises:
-        ConfigError: the weight has another type.
+        ConfigError: the weight has another type, or is not a matrix.
     """
-    if weight_OI.dtype != FLOAT8:
-        raise ConfigError(f"{f'{layer}.weight'!r} is of type {weight_OI.dtype}; expected {FLOAT8}")
+    if weight_OI.dtype != FLOAT8 or weight_OI.ndim != 2:
+        raise ConfigError(
+            f"{f'{layer}.weight'!r} is of type {weight_OI.dtype} and shape {tuple(weight_OI.shape)}; expected a matrix "
+            f"of {FLOAT8}"
+        )
     num_outputs, num_inputs = weight_OI.shape
 
     def decode() -> QuantizedWeight:
@@ -172,13 +177,22 @@ def float8_matrix(
 
 
 def spread(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] | None) -> tuple[Tensor, int]:
-    """Return scales of groups and the group size, given scales per tensor, output, group or block."""
+    """Return scales of groups and the group size, given scales per tensor, output, group or block.
+
+    Raises:
+        ShapeError: there are more or fewer scales than blocks or groups.
+    """
     num_outputs, num_inputs = shape
     if scale.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         scale = scale.float()
     if block is not None and scale.ndim == 2:
+        num_blocks = (-(-num_outputs // block[0]), -(-num_inputs // block[1]))
+        if scale.shape != num_blocks:
+            raise ShapeError(f"scales of {tuple(scale.shape)} blocks; expected {num_blocks}")
         return scale.repeat_interleave(block[0], 0)[:num_outputs].contiguous(), block[1]
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(num_outputs, 1).contiguous(), num_inputs
+    if scale.numel() % num_outputs or not scale.numel():
+        raise ShapeError(f"scales of shape {tuple(scale.shape)} for {num_outputs} outputs")
     scale_OG = scale.reshape(num_outputs, -1)
     return scale_OG, -(-num_inputs // scale_OG.shape[1])

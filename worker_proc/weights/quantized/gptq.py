@@ -1,7 +1,7 @@
 """GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: integers along the inputs, in words of 32 bits.
 
 qweight  int32 (inputs * bits / 32, outputs)
-qzeros   int32 (groups, outputs * bits / 32): the zero point, minus one where `checkpoint_format` is "gptq"
+qzeros   int32 (groups, outputs * bits / 32): the zero points, minus one where `checkpoint_format` is "gptq"
 scales   float16 or bfloat16 (groups, outputs)
 g_idx    int32 (inputs,): the group of each input
 
@@ -30,6 +30,9 @@ disable_exllama use_cuda_fp16 max_input_length backend pack_dtype version lm_hea
 is_marlin_format inner_batch_size
 """
 """Settings of the quantizer, or settings that the tensors repeat; symmetric weights have equal zero points."""
+_FORMATS = ("gptq", "gptq_v2", None)
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""Word of ones, by bits. 3-bit integers span words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,18 @@ class Gptq:
     parts: tuple[str, ...] = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         ignore(config, *_HARMLESS.split(), *AUTO_ROUND)
         reject_unless(config, "data_type", ("int", None))
         self._is_symmetric = optional(config, "sym", True)
         self._quantizes_head = optional(config, "lm_head", False)
-        reject_unless(config, "checkpoint_format", ("gptq", "gptq_v2", None))
+        # GPTQModel 7 has the same values under two names.
+        reject_unless(config, "checkpoint_format", _FORMATS)
+        reject_unless(config, "format", _FORMATS)
+        reject_unless(config, "method", ("gptq", None))
         reject_unless(config, "pack_dtype", ("int32", None))
         self._settings = Settings.of(config)
-        self._zero_bias = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        self._zero_bias = 0 if "gptq_v2" in (config.get("checkpoint_format"), config.get("format")) else 1
         if optional(config, "is_marlin_format", False):
             raise ConfigError("config.json: 'is_marlin_format' in 'quantization_config' is not supported")
         rules: dict[str, Any] = optional(config, "dynamic", {})
@@ -82,7 +88,7 @@ class Gptq:
             pattern: None if pattern.startswith("-:") else _of_rule(self._settings, pattern, rule)
             for pattern, rule in rules.items()
         }
-        config.reject_unread("gptq", section="quantization_config")
+        config.reject_unread("gptq")
 
     def _settings_of(self, layer: str) -> Settings | None:
         """Return the settings of a layer, chosen as in GPTQModel; `None` if it is not quantized."""
@@ -120,21 +126,19 @@ def integer_matrix(
         tensors: tensors by part.
         bits: 2, 3, 4 or 8.
         group_size: inputs that share a scale; -1: all.
-        zero_bias: number to add to stored zero points.
+        zero_bias: number to add to stored zero points, 0 or 1.
 
     Raises:
-        ConfigError: a tensor is missing.
+        ConfigError: a tensor is missing, or is not a matrix.
     """
-    qweight, scales = require(tensors, layer, "qweight"), require(tensors, layer, "scales")
-    qzeros = require(tensors, layer, "qzeros")
+    qweight, qzeros, scales = (require(tensors, layer, part, num_dims=2) for part in ("qweight", "qzeros", "scales"))
     num_inputs, num_outputs = qweight.shape[0] * 32 // bits, qweight.shape[1]
     group_size = num_inputs if group_size == -1 else group_size
 
     def decode() -> QuantizedWeight:
         levels_OI = unpack(qweight.t(), bits)
         order_I = sorted_by_group(tensors["g_idx"], group_size, layer) if "g_idx" in tensors else None
-        zeros_OG = unpack(qzeros, bits)[:, :num_outputs].t() + zero_bias
-        offset, zero_OG = zero_of_groups(zeros_OG, max(bits, 4))
+        offset, zero_OG = zero_of_groups(_zeros(qzeros, bits, zero_bias)[:, :num_outputs].t(), max(bits, 4))
         return QuantizedWeight(
             levels_OI=levels_OI if order_I is None else levels_OI[:, order_I],
             scale_OG=scales.t().contiguous(),
@@ -147,6 +151,15 @@ def integer_matrix(
         )
 
     return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def _zeros(qzeros: Tensor, bits: int, bias: int) -> Tensor:
+    """Return the zero points, uint8, shape (groups, outputs)."""
+    if bias and bits in _ONES:
+        # GPTQModel subtracts one from whole words, so a zero point of 0 borrows from the next one.
+        return unpack(qzeros + _ONES[bits], bits)
+    zeros: Tensor = (unpack(qzeros, bits) + bias) & (2**bits - 1)
+    return zeros
 
 
 def _of_rule(settings: Settings, pattern: str, rule: Any) -> Settings:

@@ -11,6 +11,8 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Shard
 
+_OTHER_MODEL = "check that no file of the checkpoint is missing, and that config.json belongs to it"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMatrix:
@@ -77,7 +79,9 @@ class StoredMatrix:
             weight = self.decode()
             return weight if self.outputs_P is None else weight.rows(self.outputs_P)
         except ShapeError as error:
-            raise ConfigError(f"the tensors of {self.name!r} do not fit one another: {error}") from error
+            raise ConfigError(
+                f"the tensors of {self.name!r} do not fit one another: {error}", hint=_OTHER_MODEL
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,18 +140,29 @@ class StoredStack:
         )
 
 
-def require(tensors: Mapping[str, Tensor], layer: str, part: str) -> Tensor:
+def require(tensors: Mapping[str, Tensor], layer: str, part: str, *, num_dims: int | None = None) -> Tensor:
     """Return a tensor of a layer.
 
+    Args:
+        tensors: tensors of the layer, by part.
+        layer: name of the layer.
+        part: suffix of the tensor's name.
+        num_dims: number of dimensions; `None` means any.
+
     Raises:
-        ConfigError: the tensor is missing.
+        ConfigError: the tensor is missing, or has another number of dimensions.
     """
     if part not in tensors:
         raise ConfigError(
             f"the checkpoint lacks {f'{layer}.{part}'!r}, without which its quantized weight has no values",
-            hint="check that no file of the checkpoint is missing, and that config.json belongs to it",
+            hint=_OTHER_MODEL,
         )
-    return tensors[part]
+    tensor = tensors[part]
+    if num_dims is not None and tensor.ndim != num_dims:
+        raise ConfigError(
+            f"{f'{layer}.{part}'!r} has shape {tuple(tensor.shape)}; expected {num_dims} dimensions", hint=_OTHER_MODEL
+        )
+    return tensor
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -195,6 +210,7 @@ def sorted_by_group(groups_I: Tensor, group_size: int, layer: str) -> Tensor | N
     order_I = torch.sort(groups_I, stable=True).indices
     if not torch.equal(groups_I[order_I], usual_I):
         raise ConfigError(
-            f"{layer!r} has an order of inputs (g_idx) whose groups do not have {group_size} of them each"
+            f"{layer!r} has an order of inputs (g_idx) whose groups do not have {group_size} of them each",
+            hint=_OTHER_MODEL,
         )
     return order_I

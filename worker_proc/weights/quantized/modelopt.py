@@ -61,7 +61,7 @@ class ModelOpt:
     parts: tuple[str, ...] = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         # `config_groups` repeats `quant_algo` for other readers; protocol/config/weight_format.py reads the cache's.
         ignore(config, "quant_method", "producer", "quant_library", "config_groups")
         ignore(config, "kv_cache_scheme", "kv_cache_quant_algo")
@@ -81,7 +81,7 @@ class ModelOpt:
                 "of --dtype"
             )
         _check_scales(config, "quantization_config")
-        config.reject_unread("modelopt", section="quantization_config")
+        config.reject_unread("modelopt")
 
     def layout(self, layer: str) -> Layout | None:
         """Return the memory layout of a layer."""
@@ -180,12 +180,12 @@ def _algo_of(layer: str, settings: Any) -> str:
     section = f"{layer} in quantized_layers"
     if not isinstance(settings, Mapping):
         raise ConfigError(f"config.json: {section!r} of 'quantization_config' is {settings!r}; expected an object")
-    config = CheckedConfig(settings)
+    config = CheckedConfig(settings, section)
     algo = _checked(required(config, "quant_algo", str), mixed=False)
     reject_unless(config, "group_size", (_LAYOUTS[algo].group_size or 0, None))
     reject_unless(config, "weight_block_size", ([_BLOCK, _BLOCK], None) if algo == "FP8_PB_WO" else (None,))
     _check_scales(config, section)
-    config.reject_unread("modelopt", section=section)
+    config.reject_unread("modelopt")
     return algo
 
 

@@ -53,14 +53,14 @@ class Quark:
     parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, _SECTION)
         # `algo_config` describes how the quantizer chose the weights.
         ignore(config, "quant_method", "quant_mode", "version", "algo_config")
         self._skipped: list[str] = optional(config, "exclude", [])
         for key in ("softmax_quant_spec", "kv_cache_post_rope"):
             if config.get(key):
                 raise _refused(key, repr(config[key]))
-        keys_and_values = _check_export(CheckedConfig(required(config, "export", dict)))
+        keys_and_values = _check_export(CheckedConfig(required(config, "export", dict), "export"))
         if config.get("kv_cache_quant_config") and not keys_and_values:
             raise ConfigError(
                 f"config.json: 'kv_cache_quant_config' in {_SECTION!r} asks for a quantized cache, and "
@@ -76,7 +76,7 @@ class Quark:
             pattern: _scheme(settings, f"layer_quant_config of {pattern}", is_cached=pattern in keys_and_values)
             for pattern, settings in of_layers.items()
         }
-        config.reject_unread("quark", section=_SECTION)
+        config.reject_unread("quark")
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
         """Return the scheme of the first pattern that matches a layer's name, or else the scheme of all layers; `None`
@@ -129,7 +129,7 @@ def _check_export(export: CheckedConfig) -> list[str]:
     ignore(export, "min_kv_scale", "pack_method", "weight_merge_groups")
     reject_unless(export, "weight_format", ("real_quantized", None))
     keys_and_values: list[str] = optional(export, "kv_cache_group", [])
-    export.reject_unread("quark", section="export")
+    export.reject_unread("quark")
     return keys_and_values
 
 
@@ -139,14 +139,14 @@ def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | 
         return None
     if not isinstance(settings, Mapping):
         raise _refused(where, repr(settings))
-    config = CheckedConfig(settings)
+    config = CheckedConfig(settings, where)
     ignore(config, "target_device")
     if config.get("bias") is not None:
         raise _refused(where, "quantized biases")
     if config.get("output_tensors") is not None and not is_cached:
         raise _refused(where, "quantized outputs")
     if config.get("weight") is None:
-        config.reject_unread("quark", section=where)
+        config.reject_unread("quark")
         return None
     weight = _tensor_config(config["weight"], f"weight in {where}")
     kind, strategy = weight["dtype"], weight["qscheme"]
@@ -165,11 +165,11 @@ def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | 
     if not is_supported:
         raise _refused(where, f"weights of type {kind!r} with {strategy!r} scales")
     ignore(weight, "scale_format")
-    weight.reject_unread("quark", section=f"weight in {where}")
+    weight.reject_unread("quark")
     block = block if strategy == "per_block" else None
     rows = _rows(config.get("input_tensors"), f"input_tensors in {where}", block)
     scheme = _Scheme(kind, group_size, block, rows)
-    config.reject_unread("quark", section=where)
+    config.reject_unread("quark")
     return scheme
 
 
@@ -179,7 +179,7 @@ def _tensor_config(section: Any, where: str) -> CheckedConfig:
         section = section[0]
     if not isinstance(section, Mapping):
         raise _refused(where, "several steps of quantization (a list)")
-    config = CheckedConfig(section)
+    config = CheckedConfig(section, where)
     ignore(config, *_UNUSED.split())
     for key in ("dtype", "qscheme"):
         required(config, key, str)
@@ -228,7 +228,7 @@ def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | 
             return None
     elif strategy != "per_tensor":
         raise _refused(where, f"activations with {strategy!r} scales")
-    config.reject_unread("quark", section=where)
+    config.reject_unread("quark")
     if kind == "int8":
         return "int8_token" if is_dynamic else "int8_tensor"
     return "fp8_token" if is_dynamic else "fp8_tensor"

@@ -41,13 +41,13 @@ class TorchAo:
     parts: tuple[str, ...] = tuple(f"{_PREFIX}{part}" for part in _PARTS)
 
     def __init__(self, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-        config = CheckedConfig(config)
+        config = CheckedConfig(config, "quantization_config")
         # The metadata has the settings of each tensor.
         ignore(config, "quant_method", "quant_type_kwargs")
         self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
         self._type = str(config.get("quant_type"))
         ignore(config, "include_input_output_embeddings", "untie_embedding_weights")
-        config.reject_unread("torchao", section="quantization_config")
+        config.reject_unread("torchao")
         self._metadata = metadata
 
     def layout(self, layer: str) -> Layout | None:
