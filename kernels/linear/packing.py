@@ -184,9 +184,9 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     if weight.order_I is not None and (weight.codebook is not None or _is_channel(weight)):
         return None
     if _is_channel(weight):
-        minimum_OG = _minimum_of(weight)
-        wide_OG = None if minimum_OG is None else minimum_OG.float()
-        return replace(weight, scale_OG=weight.scale_OG.float(), minimum_OG=wide_OG, zero_OG=None)
+        weight = _without_zeros(weight)
+        wide_OG = None if weight.minimum_OG is None else weight.minimum_OG.float()
+        return replace(weight, scale_OG=weight.scale_OG.float(), minimum_OG=wide_OG)
     if weight.codebook == "e2m1":
         weight = _with_integers(weight)
     if weight.codebook is not None:
@@ -196,14 +196,14 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     if weight.group_size > largest or weight.group_size not in GROUP_SIZES:
         group_size = largest if weight.is_per_channel else math.gcd(weight.group_size, largest)
         weight = weight.with_groups(group_size)
-    minimum_OG = _minimum_of(weight)
+    weight = _without_zeros(weight)
+    minimum_OG = weight.minimum_OG
     fits = fits_float16(weight.scale_OG) and (minimum_OG is None or fits_float16(minimum_OG))
     dtype = torch.float16 if fits else torch.float32
     return replace(
         weight,
         scale_OG=weight.scale_OG.to(dtype),
         minimum_OG=None if minimum_OG is None else minimum_OG.to(dtype),
-        zero_OG=None,
         row_scale=None,
         row_scaling="int12" if has_wide_rows else "magnitude",
     )
@@ -232,8 +232,16 @@ def _is_channel(weight: QuantizedWeight) -> bool:
     )
 
 
-def _minimum_of(weight: QuantizedWeight) -> Tensor | None:
-    return weight.minimum_OG if weight.zero_OG is None else -weight.scale_OG.float() * weight.zero_OG
+def _without_zeros(weight: QuantizedWeight) -> QuantizedWeight:
+    """Return a weight with minimums, float32, in place of zero points.
+
+    Zero points of 8 bits are near 128. The offset keeps the minimums small, so rounding them changes values little.
+    """
+    if weight.zero_OG is None:
+        return weight
+    offset = 128 if weight.bits == 8 else 0
+    minimum_OG = weight.scale_OG.float() * (offset - weight.zero_OG.float())
+    return replace(weight, scale_OG=weight.scale_OG.float(), minimum_OG=minimum_OG, zero_OG=None, offset=offset)
 
 
 def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:

@@ -138,6 +138,16 @@ def test_native_products(layout: str, group_size: int, dtype: torch.dtype) -> No
     assert_product(load(), x, pack_quantized(load(), original), expected, 1e-5)
 
 
+def test_zero_points_of_8_bits_are_rounded_by_their_distance_from_128() -> None:
+    small = weight("zeros")
+    moved = replace(small, levels_OI=small.levels_OI + 120, zero_OG=small.zero_OG + 120, bits=8)
+    form = native_form(moved)
+    assert form is not None
+    torch.testing.assert_close(form.dequantize(), small.dequantize(), rtol=0.0, atol=8 * 0.11 * 2**-11)
+    rows = quantize(x := random(5, INPUTS), form.group_size, form.row_scaling).dequantize()
+    assert_product(load(), x, pack_quantized(load(), moved), rows.double() @ form.dequantize().double().T, 1e-5)
+
+
 def test_what_the_native_kernels_do_not_take() -> None:
     order = weight("order").order_I
     for sorted_by_group in (

@@ -249,7 +249,6 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     "section",
     [
         {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8},
-        {"quant_method": "fp8", "kv_cache_scheme": "static"},
         {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
         {
             "quant_method": "quark",

@@ -169,10 +169,10 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """Return the unsigned integers of the last dimension, uint8; the first one is in the lowest bits.
 
     Args:
-        words: int32, any shape; a 3-bit integer may span two words.
-        bits: 2, 3, 4 or 8.
+        words: int32, any shape; integers of 3, 5, 6 and 7 bits may span two words.
+        bits: 2 to 8.
     """
-    if bits == 3:
+    if bits not in (2, 4, 8):
         return _unpack_stream(words, bits)
     bytes_ = words.contiguous().view(torch.uint8)
     if bits == 8:
