@@ -152,6 +152,8 @@ class WeightSource(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     path: str
     is_partial: bool = False
+    digest: str = ""
+    """Digest of its files when it was loaded: see `identity.weights_digest`."""
 
 
 class WeightsRecord(msgspec.Struct, frozen=True):

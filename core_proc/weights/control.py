@@ -354,9 +354,12 @@ class WeightsControl:
         for source in [] if record.is_dropped else record.sources:
             load = partial(LoadWeights, path=source.path, is_partial=source.is_partial)
             answer = yield from self._command(load)
-            if answer.fault:
+            fault = answer.fault
+            if not fault and answer.digest != source.digest:
+                fault = f"{source.path} has changed since it was loaded; update all weights"
+            if fault:
                 if self._workers.is_ready:
-                    self._refuse(f"weights of version {record.version} cannot be loaded again: {answer.fault}")
+                    self._refuse(f"weights of version {record.version} cannot be loaded again: {fault}")
                 return self._state.status
         if record.asleep:
             level = record.sleep_level if "weights" in record.asleep else 1

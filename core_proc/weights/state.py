@@ -66,7 +66,7 @@ class WeightsState:
             call: the call that has updated them.
             digest: digest of the files that were read.
         """
-        record, source = self.record, WeightSource(call.path, call.is_partial)
+        record, source = self.record, WeightSource(call.path, call.is_partial, digest)
         if call.transfer is not None:  # no file identifies them; engines in one transfer get equal weights
             digest = hashlib.blake2b(call.transfer.transfer_id.encode(), digest_size=DIGEST_BYTES).hexdigest()
         if call.is_partial:

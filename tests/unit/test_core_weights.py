@@ -234,13 +234,18 @@ def test_a_check_changes_nothing(front: Front):
     assert isinstance(front.replies[0], WeightsStatus) and isinstance(front.replies[1], CallFailed)
 
 
-def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_old_ones(tmp_path: Path, front: Front):
+@pytest.mark.parametrize(
+    ("fault", "digest", "reason"),
+    [("no checkpoint in /new", "new", "no checkpoint in /new"), ("", "other", "/new has changed since it was loaded")],
+)
+def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_others(front: Front, fault, digest, reason):
     front.call(UPDATE)
     front.answer()
     front.answer()
     front.control.on_replaced()
     front.control.advance()
-    front.answer("no checkpoint in /new")
+    front.answer(fault, digest)
+    assert reason in front.control.refusal
     assert "cannot be loaded again" in front.control.refusal and not front.control.may_plan
 
 
