@@ -15,12 +15,12 @@ from octavo.worker_proc.models.hf_config import (
 )
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
+from octavo.worker_proc.models.layers.prenorm import llama_parameters
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.models.layers.row_norms import layer_norms_of_heads
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 _ONLY = {
@@ -45,7 +45,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, is_second = facts.hf_config, facts.architecture == "Cohere2ForCausalLM"
     for key, only in _ONLY.items():
         reject_unless(config, key, [only, None])
-    is_tied = optional(config, "tie_word_embeddings", True)
     has_bias = optional(config, "attention_bias", False)
     width, eps = required(config, "hidden_size", int), optional(config, "layer_norm_eps", 1e-5)
     inner_width, function = required(config, "intermediate_size", int), activation(config, "silu", GATED)
@@ -62,11 +61,10 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         reordered_rows(rf"\.{part}_(proj|norm)\.", halves_of_pairs(count, facts.head_dim, facts.head_dim))
         for part, count in zip("qk", placement.sharding.whole_heads(facts), strict=True)
     ]
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
+    parameters = llama_parameters(placement, rules=rules)
+    norm = partial(LayerNorm.new, parameters, width=width, eps=eps, has_bias=False)
 
-    def layer(index: int) -> ParallelLayer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> ParallelLayer:
         attention = SelfAttention(
             parameters,
             f"{name}.self_attn",
@@ -80,19 +78,18 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
                 layer_norms_of_heads(parameters, f"{name}.self_attn", shapes[index], eps) if has_norms else None
             ),
         )
-        norm = LayerNorm.new(parameters, f"{name}.input_layernorm", width, eps, has_bias=False)
-        return ParallelLayer(
-            norm, attention, None, GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function)
-        )
+        attention_norm = norm(f"{name}.input_layernorm")
+        mlp = GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function)
+        return ParallelLayer(attention_norm, attention, None, mlp)
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
+    return build_decoder(
+        facts,
         parameters,
         shapes,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=LayerNorm.new(parameters, "norm", width, eps, has_bias=False),
-        output=output,
+        layer,
+        width=width,
+        norm=norm,
+        is_tied=optional(config, "tie_word_embeddings", True),
         rotaries=[rotary_from_config(config, facts.head_dim, default_theta=10000.0 if is_second else 500000.0)],
         after_output=partial(scale, factor=optional(config, "logit_scale", 0.0625)),
     )

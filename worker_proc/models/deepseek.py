@@ -46,7 +46,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     num_dense = optional(config, "first_k_dense_replace", 0 if is_v2 else 3)
     # Layers after the last one predict further tokens, for speculative decoding.
     extra = range(facts.num_layers, facts.num_layers + optional(config, "num_nextn_predict_layers", 0))
-    parameters = llama_parameters(facts, placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
+    parameters = llama_parameters(placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
 
     def attention(index: int, name: str) -> LatentAttention:
         return LatentAttention(

@@ -1,16 +1,18 @@
 """EXAONE 4: norms after blocks; layers with full attention do not rotate if other layers have windows."""
 
+from functools import partial
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import full_attention_every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.prenorm import llama_parameters
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -21,18 +23,16 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config = facts.hf_config
-    is_tied = optional(config, "tie_word_embeddings", False)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-5)
     inner_width, function = required(config, "intermediate_size", int), activation(config, "silu", GATED)
     window = config.get("sliding_window", 4096)
     windows = windows_of_layers(config, facts.num_layers, window, _layer_types(facts, window))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored)
+    parameters = llama_parameters(placement)
+    norm = partial(RMSNorm.new, parameters, width=width, eps=eps)
 
-    def layer(index: int) -> PostNormLayer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> PostNormLayer:
         attention = SelfAttention(
             parameters,
             f"{name}.self_attn",
@@ -44,21 +44,13 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         )
         return PostNormLayer(
             attention,
-            RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
+            norm(f"{name}.post_attention_layernorm"),
             GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function),
-            RMSNorm.new(parameters, f"{name}.post_feedforward_layernorm", width, eps),
+            norm(f"{name}.post_feedforward_layernorm"),
         )
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
-        parameters,
-        shapes,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=output,
-        rotaries=[rotary_from_config(config, facts.head_dim)],
-    )
+    rotaries = [rotary_from_config(config, facts.head_dim)]
+    return build_decoder(facts, parameters, shapes, layer, width=width, norm=norm, rotaries=rotaries)
 
 
 def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:

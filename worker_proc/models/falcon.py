@@ -1,5 +1,7 @@
 """Falcon and BLOOM: ALiBi or rotary embedding, fused projections, layer norms; blocks of most Falcons are parallel."""
 
+from functools import partial
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.base import Layer
@@ -8,7 +10,7 @@ from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless,
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.alibi import alibi_slopes, of_rank
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, PreNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
@@ -44,7 +46,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, is_bloom = facts.hf_config, facts.architecture == "BloomForCausalLM"
     reject_unless(config, "apply_residual_connection_post_layernorm", [False])
     ignore(config, *_IGNORED)
-    is_tied = optional(config, "tie_word_embeddings", True)
     has_alibi = is_bloom or optional(config, "alibi", False)
     is_parallel, has_bias = not is_bloom and optional(config, "parallel_attn", True), optional(config, "bias", is_bloom)
     is_new = optional(config, "new_decoder_architecture", False)
@@ -60,12 +61,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         slopes = of_rank([slope * factor for slope in alibi_slopes(num_heads)], placement.sharding)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, scale, slopes=slopes)
     rules = [renamed(_NAMES), split_rows("query_key_value", grouped_qkv(num_heads, num_kv_heads, facts.head_dim))]
-    ignored = [r"rotary_emb\.inv_freq$", r"\.self_attn\.masked_bias$"] + ([r"^lm_head\.weight$"] if is_tied else [])
+    ignored = [r"rotary_emb\.inv_freq$", r"\.self_attn\.masked_bias$"]
     parameters = Parameters(placement, prefixes=["transformer."], ignored=ignored, rules=rules)
+    norm = partial(LayerNorm.new, parameters, width=width, eps=eps)
 
-    def layer(index: int) -> Layer:
-        name = f"layers.{index}"
-        attention_norm = LayerNorm.new(parameters, f"{name}.input_layernorm", width, eps)
+    def layer(index: int, name: str) -> Layer:
+        attention_norm = norm(f"{name}.input_layernorm")
         attention = SelfAttention(
             parameters,
             f"{name}.self_attn",
@@ -79,17 +80,17 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         mlp = Mlp(parameters, f"{name}.mlp", width, inner_width, activation=function, has_bias=has_bias)
         if not has_two_norms:
             return ParallelLayer(attention_norm, attention, None, mlp)
-        mlp_norm = LayerNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps)
+        mlp_norm = norm(f"{name}.post_attention_layernorm")
         return (ParallelLayer if is_parallel else PreNormLayer)(attention_norm, attention, mlp_norm, mlp)
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
+    return build_decoder(
+        facts,
         parameters,
         [shape] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=LayerNorm.new(parameters, "norm", width, eps),
-        output=output,
+        layer,
+        width=width,
+        norm=norm,
+        is_tied=optional(config, "tie_word_embeddings", True),
         rotaries=[] if has_alibi else [rotary_from_config(config, facts.head_dim)],
-        after_embedding=LayerNorm.new(parameters, "embedding_norm", width, eps) if is_bloom else None,
+        after_embedding=norm("embedding_norm") if is_bloom else None,
     )

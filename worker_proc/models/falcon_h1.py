@@ -62,7 +62,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     # The factor of the keys is applied to the scores.
     score_factor = _factor(facts, "key_multiplier") * facts.head_dim**-0.5
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, score_factor)
-    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), *divided_projections(whole)])
+    parameters = llama_parameters(placement, rules=[renamed(_NAMES), *divided_projections(whole)])
 
     def mixer(index: int, name: str) -> SideBySide:
         attention = SelfAttention(

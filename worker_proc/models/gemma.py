@@ -19,11 +19,11 @@ from octavo.worker_proc.models.hf_config import (
 )
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.prenorm import llama_parameters
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -38,19 +38,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     function = activation(config, "gelu_pytorch_tanh", GATED, key="hidden_activation")
     # Gemma 1's `hidden_act` says "gelu", but its weights were trained with the tanh approximation.
     reject_unless(config, "hidden_act", ["gelu", function])
-    is_tied = optional(config, "tie_word_embeddings", True)
     has_bias = optional(config, "attention_bias", False)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
     inner_width = required(config, "intermediate_size", int)
     has_four_norms, shapes = member != "Gemma", _shapes(facts, member)
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=[one_added(r"norm\.weight$")])
+    parameters = llama_parameters(placement, rules=[one_added(r"norm\.weight$")])
+    norm = partial(RMSNorm.new, parameters, width=width, eps=eps, dtype=torch.float32)
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm.new(parameters, name, width, eps, dtype=torch.float32)
-
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> PreNormLayer:
         attention = SelfAttention(
             parameters,
             f"{name}.self_attn",
@@ -73,15 +68,15 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             after_mlp=norm(f"{name}.post_feedforward_layernorm") if has_four_norms else None,
         )
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
     logit_cap = config.get("final_logit_softcapping", 30.0 if member == "Gemma2" else None)
-    return DecoderModel(
+    return build_decoder(
+        facts,
         parameters,
         shapes,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=norm("norm"),
-        output=output,
+        layer,
+        width=width,
+        norm=norm,
+        is_tied=optional(config, "tie_word_embeddings", True),
         rotaries=_rotaries(facts, member),
         after_embedding=partial(scale, factor=_embedding_factor(width, placement.dtype)),
         is_embedding_scaled=True,

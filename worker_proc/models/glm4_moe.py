@@ -29,7 +29,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_bias, has_norm = optional(config, "attention_bias", False), optional(config, "use_qk_norm", False)
     # Layers after the last one predict further tokens, for speculative decoding.
     extra = range(facts.num_layers, facts.num_layers + optional(config, "num_nextn_predict_layers", 0))
-    parameters = llama_parameters(facts, placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
+    parameters = llama_parameters(placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
 
     def attention(index: int, name: str) -> SelfAttention:
         block = f"{name}.self_attn"

@@ -1,5 +1,7 @@
 """GPT-NeoX and Pythia, and Phi-1 and Phi-2: parallel blocks, layer norms, and heads that are rotated in part."""
 
+from functools import partial
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.base import Layer
@@ -7,7 +9,7 @@ from octavo.worker_proc.models.checkpoint import grouped_qkv, renamed, split_row
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer, PreNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
@@ -34,40 +36,39 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, is_phi = facts.hf_config, facts.architecture == "PhiForCausalLM"
     reject_unless(config, "qk_layernorm", [False])
-    is_tied = optional(config, "tie_word_embeddings", False)
     has_bias = is_phi or optional(config, "attention_bias", True)
     is_parallel = is_phi or optional(config, "use_parallel_residual", True)
     width, eps = required(config, "hidden_size", int), optional(config, "layer_norm_eps", 1e-5)
     inner_width = required(config, "intermediate_size", int)
     function = activation(config, "gelu_new" if is_phi else "gelu", PLAIN)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
-    ignored = [r"rotary_emb\.inv_freq$", r"\.self_attn\.(masked_)?bias$"] + ([r"^lm_head\.weight$"] if is_tied else [])
+    ignored = [r"rotary_emb\.inv_freq$", r"\.self_attn\.(masked_)?bias$"]
     rules = [renamed(_PHI_NAMES if is_phi else _NEOX_NAMES)]
     if not is_phi:
         rows = grouped_qkv(*placement.sharding.whole_heads(facts), facts.head_dim)
         rules.append(split_rows("query_key_value", rows))
     parameters = Parameters(placement, prefixes=["model.", "gpt_neox."], ignored=ignored, rules=rules)
+    norm = partial(LayerNorm.new, parameters, width=width, eps=eps)
 
-    def layer(index: int) -> Layer:
-        name = f"layers.{index}"
-        attention_norm = LayerNorm.new(parameters, f"{name}.input_layernorm", width, eps)
+    def layer(index: int, name: str) -> Layer:
+        attention_norm = norm(f"{name}.input_layernorm")
         attention = SelfAttention(
             parameters, f"{name}.self_attn", index, shape, width, has_qkv_bias=has_bias, has_output_bias=has_bias
         )
         mlp = Mlp(parameters, f"{name}.mlp", width, inner_width, activation=function, has_bias=True)
         if is_phi:
             return ParallelLayer(attention_norm, attention, None, mlp)
-        mlp_norm = LayerNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps)
+        mlp_norm = norm(f"{name}.post_attention_layernorm")
         make = ParallelLayer if is_parallel else PreNormLayer
         return make(attention_norm, attention, mlp_norm, mlp)
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied, has_bias=is_phi)
-    return DecoderModel(
+    return build_decoder(
+        facts,
         parameters,
         [shape] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=LayerNorm.new(parameters, "norm", width, eps),
-        output=output,
+        layer,
+        width=width,
+        norm=norm,
+        has_output_bias=is_phi,
         rotaries=[rotary_from_config(config, facts.head_dim, default_partial=0.5 if is_phi else 0.25)],
     )

@@ -41,7 +41,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     # Softmax of the chosen experts' logits. `experts_per_token` is another name of the same number.
     top_k = optional(config, "num_experts_per_tok", optional(config, "experts_per_token", 4))
     rule = routing_rule(num_experts(config), top_k)
-    parameters = llama_parameters(facts, placement)
+    parameters = llama_parameters(placement)
     return prenorm_decoder(
         facts,
         parameters,

@@ -59,7 +59,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_bias, width = optional(config, "attention_bias", False), required(config, "hidden_size", int)
     score_factor, others = factors(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, score_factor)
-    parameters = llama_parameters(facts, placement)
+    parameters = llama_parameters(placement)
     mlps = _experts if facts.architecture == "GraniteMoeForCausalLM" else _dense
     return prenorm_decoder(
         facts,

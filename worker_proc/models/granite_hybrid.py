@@ -15,6 +15,7 @@ from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, di
 from octavo.worker_proc.models.layers.mamba2_config import sizes_from_config
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
+from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -48,7 +49,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     num_experts, top_k = optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)
     whole_width = shared_width * placement.sharding.size
     parts = split_rows("gate_up_proj", stacked({"gate_proj": whole_width, "up_proj": whole_width}))
-    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), parts, *divided_projections(whole)])
+    parameters = llama_parameters(placement, rules=[renamed(_NAMES), parts, *divided_projections(whole)])
 
     def mlp(index: int, name: str) -> MlpBlock:
         shared = GatedMlp(parameters, f"{name}.shared_mlp", width, shared_width)
@@ -67,7 +68,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         mlp,
         eps=eps,
         states=[sizes.state if kind == "linear_attention" else None for kind in types],
-        rotaries=None if has_rotary else [],
+        rotaries=[rotary_from_config(config, facts.head_dim)] if has_rotary else [],
         **others,
     )
 

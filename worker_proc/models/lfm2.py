@@ -46,7 +46,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     types = types_of_layers(config, facts.num_layers, ["conv", "full_attention"], implied)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
     state = short_conv_state(width // placement.sharding.size, conv_width)
-    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES)], is_tied=is_tied)
+    parameters = llama_parameters(placement, rules=[renamed(_NAMES)])
     inner_width = required(config, "intermediate_size", int) if is_moe else lfm2_inner_width(config)
     num_dense = optional(config, "num_dense_layers", 2) if is_moe else facts.num_layers
     if is_moe:

@@ -10,11 +10,10 @@ from octavo.worker_proc.models.checkpoint import Rule, grouped_qkv, renamed, spl
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
-from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.mlp import GatedMlp, Mlp
-from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 _INTERNLM2_NAMES = {
@@ -37,7 +36,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
-    is_tied = optional(config, "tie_word_embeddings", member == "SmolLM3")
     bias_key = "bias" if member.startswith("InternLM") else "attention_bias"
     has_bias = member != "Qwen2" and optional(config, bias_key, False)
     has_qkv_bias = member == "Qwen2" or optional(config, "qkv_bias", has_bias)
@@ -48,43 +46,35 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
     rotates = _rotates(facts, member)
     shapes = _shapes(facts, _windows(facts, member, rotates))
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=_rules(facts, member, placement))
+    parameters = llama_parameters(placement, rules=_rules(facts, member, placement))
 
-    def mlp(name: str) -> MlpBlock:
-        if is_gated:
-            return GatedMlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias)
-        return Mlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias)
-
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
-        attention = SelfAttention(
+    def attention(index: int, name: str) -> SelfAttention:
+        block = f"{name}.self_attn"
+        return SelfAttention(
             parameters,
-            f"{name}.self_attn",
+            block,
             index,
             shapes[index],
             width,
             rotary=0 if rotates[index] else None,
             has_qkv_bias=has_qkv_bias,
             has_output_bias=has_bias,
-            qk_norm=head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps) if member == "Qwen3" else None,
-        )
-        return PreNormLayer(
-            RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps),
-            attention,
-            RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
-            mlp(f"{name}.mlp"),
+            qk_norm=head_norm(parameters, block, facts.head_dim, eps) if member == "Qwen3" else None,
         )
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    def mlp(_: int, name: str) -> MlpBlock:
+        make = GatedMlp if is_gated else Mlp
+        return make(parameters, f"{name}.mlp", width, inner_width, activation=function, has_bias=has_mlp_bias)
+
     default_theta = 2000000.0 if member == "SmolLM3" else 10000.0
-    return DecoderModel(
+    return prenorm_decoder(
+        facts,
         parameters,
         shapes,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=output,
+        attention,
+        mlp,
+        eps=eps,
+        is_tied=optional(config, "tie_word_embeddings", member == "SmolLM3"),
         rotaries=[rotary_from_config(config, facts.head_dim, default_theta=default_theta)],
     )
 

@@ -46,7 +46,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         reordered_rows(rf"\.{part}_proj\.", halves_of_pairs(count, facts.head_dim, facts.head_dim))
         for part, count in zip("qk", placement.sharding.whole_heads(facts), strict=True)
     ]
-    parameters = llama_parameters(facts, placement, rules=rules)
+    parameters = llama_parameters(placement, rules=rules)
 
     def attention(index: int, name: str) -> SelfAttention:
         return SelfAttention(

@@ -1,12 +1,13 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060): layers with a recurrent state instead of attention, and no mlp."""
 
 import math
+from functools import partial
 
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, limits, optional, reject_unless, required
-from octavo.worker_proc.models.layers.decoder import DecoderModel, SingleBlockLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, SingleBlockLayer, build_decoder
 from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -20,7 +21,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
-    is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
+    eps = optional(config, "layer_norm_epsilon", 1e-5)
     num_heads, _ = placement.sharding.whole_heads(facts)
     whole = Mamba2Sizes(
         num_heads=num_heads,
@@ -31,15 +32,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
     _check(facts, num_heads)
     sizes = whole.of_rank(placement.sharding.size)
-    ignored = [r"^lm_head\.weight$"] if is_tied else []
     # Checkpoints converted by early versions of transformers say "embedding".
     names = renamed({r"^embeddings?\.": "embed_tokens.", r"^norm_f\.": "norm."})
-    parameters = Parameters(
-        placement, prefixes=["backbone."], ignored=ignored, rules=[names, *divided_projections(whole)]
-    )
+    parameters = Parameters(placement, prefixes=["backbone."], rules=[names, *divided_projections(whole)])
+    norm = partial(RMSNorm.new, parameters, width=width, eps=eps)
 
-    def layer(index: int) -> SingleBlockLayer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> SingleBlockLayer:
         has_bias = optional(config, "use_bias", False)
         mixer = Mamba2Mixer(
             parameters,
@@ -53,18 +51,10 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             has_conv_bias=optional(config, "use_conv_bias", True),
             dt_limits=limits(config, "time_step_limit", (0.0, math.inf)),
         )
-        return SingleBlockLayer(RMSNorm.new(parameters, f"{name}.norm", width, eps), mixer)
+        return SingleBlockLayer(norm(f"{name}.norm"), mixer)
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
-        parameters,
-        [None] * facts.num_layers,
-        states=[sizes.state] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=output,
-    )
+    shapes, states = [None] * facts.num_layers, [sizes.state] * facts.num_layers
+    return build_decoder(facts, parameters, shapes, layer, width=width, norm=norm, states=states)
 
 
 def _check(facts: ModelFacts, num_heads: int) -> None:

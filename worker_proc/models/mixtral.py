@@ -29,7 +29,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)
     rule = routing_rule(num_experts(config), optional(config, "num_experts_per_tok", 2))
-    parameters = llama_parameters(facts, placement, rules=[renamed(_MODULES)])
+    parameters = llama_parameters(placement, rules=[renamed(_MODULES)])
     return prenorm_decoder(
         facts,
         parameters,

@@ -1,12 +1,14 @@
 """MPT: ALiBi, layer norms without biases, a fused projection."""
 
+from functools import partial
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed, split_rows, stacked_qkv
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.alibi import mpt_slopes, of_rank
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -39,7 +41,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         reject_unless(attention_config, key, [supported])
     reject_unless(config, "norm_type", ["low_precision_layernorm", "layernorm"])
     ignore(config, "init_device", "emb_pdrop", "verbose", "init_config")
-    is_tied = optional(config, "tie_word_embeddings", True)
     width, eps = required(config, "d_model", int), optional(config, "layer_norm_epsilon", 1e-5)
     inner_width = optional(config, "n_inner", 4 * width)
     num_heads, num_kv_heads = placement.sharding.whole_heads(facts)
@@ -51,27 +52,19 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     ignore(attention_config, "attn_impl", "attn_pdrop", "attn_uses_sequence_id")  # training, implementation
     attention_config.reject_unread(facts.architecture)
     rules = [renamed(_NAMES), split_rows("Wqkv", stacked_qkv(num_heads, num_kv_heads, facts.head_dim))]
-    ignored = [r"^lm_head\.weight$"] if is_tied else []
-    parameters = Parameters(placement, prefixes=["transformer."], ignored=ignored, rules=rules)
+    parameters = Parameters(placement, prefixes=["transformer."], rules=rules)
+    norm = partial(LayerNorm.new, parameters, width=width, eps=eps, has_bias=False)
 
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> PreNormLayer:
         return PreNormLayer(
-            LayerNorm.new(parameters, f"{name}.norm_1", width, eps, has_bias=False),
+            norm(f"{name}.norm_1"),
             SelfAttention(parameters, f"{name}.self_attn", index, shape, width, rotary=None, clip=clip),
-            LayerNorm.new(parameters, f"{name}.norm_2", width, eps, has_bias=False),
+            norm(f"{name}.norm_2"),
             Mlp(parameters, f"{name}.mlp", width, inner_width, activation="gelu", has_bias=False),
         )
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
-        parameters,
-        [shape] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=LayerNorm.new(parameters, "norm", width, eps, has_bias=False),
-        output=output,
-    )
+    shapes, is_tied = [shape] * facts.num_layers, optional(config, "tie_word_embeddings", True)
+    return build_decoder(facts, parameters, shapes, layer, width=width, norm=norm, is_tied=is_tied)
 
 
 def _attention_config(facts: ModelFacts) -> CheckedConfig:

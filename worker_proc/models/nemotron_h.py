@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
@@ -15,7 +16,7 @@ from octavo.worker_proc.models.layers.decoder import (
     MlpBlock,
     MlpLayer,
     SingleBlockLayer,
-    embedding_and_output,
+    build_decoder,
 )
 from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, SharedExpert, grouped_sigmoid_rule
 from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
@@ -43,7 +44,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
-    is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
+    eps = optional(config, "layer_norm_epsilon", 1e-5)
     whole, types = _sizes(facts), _types(facts)
     sizes = whole.of_rank(placement.sharding.size)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
@@ -51,15 +52,13 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     # As in transformers, this key limits steps from below, not `time_step_limit`.
     dt_limits = optional(config, "time_step_min", 0.001), math.inf
     _reject_other_blocks(facts, placement)
-    ignored = [r"^mtp\."] + ([r"^lm_head\.weight$"] if is_tied else [])
     rules = [renamed(_NAMES), *divided_projections(whole)]
-    parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=ignored, rules=rules)
-
+    parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=[r"^mtp\."], rules=rules)
+    make_norm = partial(RMSNorm.new, parameters, width=width, eps=eps)
     mlps = _mlps(facts, parameters, width, has_experts="moe" in types)
 
-    def layer(index: int) -> SingleBlockLayer | MlpLayer:
-        name = f"layers.{index}"
-        norm, name = RMSNorm.new(parameters, f"{name}.norm", width, eps), f"{name}.mixer"
+    def layer(index: int, name: str) -> SingleBlockLayer | MlpLayer:
+        norm, name = make_norm(f"{name}.norm"), f"{name}.mixer"
         if make := mlps.get(types[index]):
             return MlpLayer(norm, make(name))
         if types[index] == "full_attention":
@@ -78,16 +77,9 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         )
         return SingleBlockLayer(norm, mixer)
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
-        parameters,
-        [shape if kind == "full_attention" else None for kind in types],
-        states=[sizes.state if kind == "linear_attention" else None for kind in types],
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=output,
-    )
+    shapes = [shape if kind == "full_attention" else None for kind in types]
+    states = [sizes.state if kind == "linear_attention" else None for kind in types]
+    return build_decoder(facts, parameters, shapes, layer, width=width, norm=make_norm, states=states)
 
 
 def _mlps(

@@ -9,12 +9,12 @@ from octavo.worker_proc.models.base import Layer, Norm
 from octavo.worker_proc.models.hf_config import full_attention_every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, PreNormLayer, build_decoder
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import LayerNorm, RMSNorm
+from octavo.worker_proc.models.layers.prenorm import llama_parameters
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
 from octavo.worker_proc.models.layers.row_norms import norms_of_rows
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -26,7 +26,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
     is_first, is_third = member == "Olmo", member == "Olmo3"
-    is_tied = optional(config, "tie_word_embeddings", False)
     has_bias = optional(config, "attention_bias", False)
     clip = float(config["clip_qkv"]) if is_first and config.get("clip_qkv") else None
     width, eps = required(config, "hidden_size", int), 1e-5 if is_first else optional(config, "rms_norm_eps", 1e-5)
@@ -37,16 +36,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         windows = windows_of_layers(config, facts.num_layers, window, full_attention_every(4, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored)
+    parameters = llama_parameters(placement)
 
     def norm(name: str) -> Norm:
         if is_first:
             return LayerNorm.new(parameters, name, width, eps, has_weight=False, has_bias=False)
         return RMSNorm.new(parameters, name, width, eps)
 
-    def layer(index: int) -> Layer:
-        name = f"layers.{index}"
+    def layer(index: int, name: str) -> Layer:
         attention = SelfAttention(
             parameters,
             f"{name}.self_attn",
@@ -65,16 +62,8 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             return PreNormLayer(attention_norm, attention, norm(f"{name}.post_attention_layernorm"), mlp)
         return PostNormLayer(attention, attention_norm, mlp, norm(f"{name}.post_feedforward_layernorm"))
 
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
-        parameters,
-        shapes,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=norm("norm"),
-        output=output,
-        rotaries=_rotaries(facts) if is_third else [rotary_from_config(config, facts.head_dim)],
-    )
+    rotaries = _rotaries(facts) if is_third else [rotary_from_config(config, facts.head_dim)]
+    return build_decoder(facts, parameters, shapes, layer, width=width, norm=norm, rotaries=rotaries)
 
 
 def _rotaries(facts: ModelFacts) -> list[Rotary]:

@@ -29,7 +29,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         required(config, "num_experts_per_tok", int),
         is_normalized=optional(config, "norm_topk_prob", False),
     )
-    parameters = llama_parameters(facts, placement)
+    parameters = llama_parameters(placement)
 
     def attention(index: int, name: str) -> SelfAttention:
         block = f"{name}.self_attn"

@@ -6,11 +6,9 @@ from octavo.worker_proc.models.checkpoint import split_rows, stacked, stacked_qk
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.mlp import GatedMlp
-from octavo.worker_proc.models.layers.norm import RMSNorm
-from octavo.worker_proc.models.layers.rotary import rotary_from_config
-from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -21,7 +19,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config = facts.hf_config
-    is_tied = optional(config, "tie_word_embeddings", False)
     reject_unless(config, "attention_bias", [False])
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-5)
     inner_width = required(config, "intermediate_size", int)
@@ -33,25 +30,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         split_rows("qkv_proj", stacked_qkv(*whole_heads, facts.head_dim)),
         split_rows("gate_up_proj", stacked({"gate_proj": whole_width, "up_proj": whole_width})),
     ]
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
-
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
-        return PreNormLayer(
-            RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps),
-            SelfAttention(parameters, f"{name}.self_attn", index, shape, width),
-            RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
-            GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function),
-        )
-
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
+    parameters = llama_parameters(placement, rules=rules)
+    return prenorm_decoder(
+        facts,
         parameters,
         [shape] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=output,
-        rotaries=[rotary_from_config(config, facts.head_dim)],
+        lambda index, name: SelfAttention(parameters, f"{name}.self_attn", index, shape, width),
+        lambda _, name: GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function),
+        eps=eps,
     )

@@ -47,7 +47,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         "gate_proj": [range(start + head_dim, start + 2 * head_dim) for start in starts],
     }
     rules = [one_added(_NORMS_FROM_ONE), split_rows("q_proj", queries), *divided_projections(whole)]
-    parameters = llama_parameters(facts, placement, ignored=[r"^mtp\."], rules=rules)
+    parameters = llama_parameters(placement, ignored=[r"^mtp\."], rules=rules)
 
     def mixer(index: int, name: str) -> AttentionBlock:
         if types[index] == "linear_attention":

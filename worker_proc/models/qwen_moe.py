@@ -37,7 +37,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
     dense_layers: list[int] = optional(config, "mlp_only_layers", [])
     step = optional(config, "decoder_sparse_step", 1)
-    parameters = llama_parameters(facts, placement)
+    parameters = llama_parameters(placement)
 
     def attention(index: int, name: str) -> SelfAttention:
         return SelfAttention(

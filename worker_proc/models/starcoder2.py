@@ -32,7 +32,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     window = window_of_all_layers(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     rules = [renamed({r"\.mlp\.c_fc\.": ".mlp.fc1.", r"\.mlp\.c_proj\.": ".mlp.fc2."})]
-    parameters = llama_parameters(facts, placement, rules=rules, is_tied=is_tied)
+    parameters = llama_parameters(placement, rules=rules)
     return prenorm_decoder(
         facts,
         parameters,

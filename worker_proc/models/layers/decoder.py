@@ -6,7 +6,7 @@ experts, a state-space block): a block is an object with the signature of `Atten
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.models.base import Layer, LayeredModel, Norm, Residual, Tables
+from octavo.worker_proc.models.hf_config import optional
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.query_scale import QueryScale
@@ -120,19 +121,6 @@ class ParallelLayer:
         return residual.plus(self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(residual_TD)))
 
 
-def embedding_and_output(
-    parameters: Parameters, facts: ModelFacts, width: int, *, is_tied: bool, has_bias: bool = False
-) -> tuple[TokenEmbedding, Linear | None]:
-    """Make `embed_tokens` and `lm_head`, which may be one table. A model that pools has no `lm_head`."""
-    embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
-    if facts.pooling is not None:
-        parameters.names.ignore(r"^lm_head\.")
-        return embedding, None
-    if is_tied:
-        return embedding, Linear.tied(parameters, embedding.table_VD)
-    return embedding, Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=has_bias)
-
-
 class DecoderModel(LayeredModel):
     """Embedding, layers, norm and output.
 
@@ -235,3 +223,55 @@ class DecoderModel(LayeredModel):
     def _lookups(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
         lookups = [lookup for rotary in self._rotaries for lookup in rotary.lookups(positions_T)]
         return lookups if self._query_scale is None else [*lookups, self._query_scale.lookup(positions_T)]
+
+
+class DecoderOptions(TypedDict, total=False):
+    """Arguments of `DecoderModel` with defaults, which functions that build a decoder pass on."""
+
+    rotaries: Sequence[Rotary]
+    states: Sequence[StateShape | None]
+    after_embedding: Callable[[Tensor], Tensor] | None
+    after_output: Callable[[Tensor], Tensor] | None
+    is_embedding_scaled: bool
+    query_scale: QueryScale | None
+
+
+def build_decoder(
+    facts: ModelFacts,
+    parameters: Parameters,
+    shapes: Sequence[AttentionShape | None],
+    layer: Callable[[int, str], Layer],
+    *,
+    width: int,
+    norm: Callable[[str], Norm],
+    is_tied: bool | None = None,
+    has_output_bias: bool = False,
+    **options: Unpack[DecoderOptions],
+) -> DecoderModel:
+    """Make a decoder: `embed_tokens`, the layers, `norm`, and `lm_head` unless the model pools.
+
+    Args:
+        facts: facts of the model, or of a rank's part of it.
+        parameters: parameters of all parts.
+        shapes: shape of the attention of each layer; `None` for a layer without attention.
+        layer: makes a layer, given its index and name.
+        width: width of the hidden states.
+        norm: makes a norm, given its name.
+        is_tied: whether embedding and output share a weight; `None` means as the configuration says, by default not.
+        has_output_bias: whether the output has a bias.
+        options: see `DecoderModel`.
+    """
+    embedding, output = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width), None
+    if is_tied is None:
+        is_tied = optional(facts.hf_config, "tie_word_embeddings", False)
+    if facts.pooling is not None:
+        parameters.names.ignore(r"^lm_head\.")
+    elif is_tied:
+        parameters.names.ignore(r"^lm_head\.weight$")
+        output = Linear.tied(parameters, embedding.table_VD)
+    else:
+        output = Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=has_output_bias)
+    layers = [layer(index, f"layers.{index}") for index in range(facts.num_layers)]
+    return DecoderModel(
+        parameters, shapes, embedding=embedding, layers=layers, norm=norm("norm"), output=output, **options
+    )
