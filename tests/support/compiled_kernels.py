@@ -7,9 +7,11 @@ run. Registers and stack, where spilled registers go, are read from the machine 
 Cannot be used in a process whose kernels are interpreted.
 """
 
+import hashlib
 import re
 import subprocess
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,8 @@ MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 
 """Maximum shared memory of one program in bytes, by architecture."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_CACHE = Path.home() / ".cache" / "octavo" / "disassembly"
+"""Compressed outputs of the tools, by the hash of their input."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,24 @@ def _read(kernel: Any) -> Compiled:
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
+    """Return what a tool prints about a cubin, from the cache if the tool has read the same cubin before.
+
+    Disassembling is most of the time of these tests if Triton finds its kernels in its own cache.
+    """
+    key = hashlib.sha256("\0".join((triton.__version__, name, *options, "")).encode() + cubin).hexdigest()
+    cached = _CACHE / key
+    if cached.exists():
+        return zlib.decompress(cached.read_bytes()).decode()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(_TOOLS / name), *options, file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=_CACHE, delete=False) as file:
+        file.write(zlib.compress(printed.encode(), 1))
+    Path(file.name).rename(cached)  # at once, because other processes read it
+    return printed
 
 
 def measure(

@@ -11,7 +11,7 @@ from octavo.frontend.http.garbage import FEW_REQUESTS, INTERVAL_S, LONGEST_INTER
 
 @pytest.fixture
 def full_collections() -> Iterator[list[int]]:
-    """Count full collections, and leave the collector as it was."""
+    """Count full collections, and restore the thresholds. Objects stay frozen, as `tests/conftest.py` froze them."""
     found: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -23,7 +23,6 @@ def full_collections() -> Iterator[list[int]]:
     yield found
     gc.callbacks.remove(note)
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 def test_many_live_objects_cause_no_full_collection(full_collections: list[int]) -> None:
