@@ -59,6 +59,7 @@ class StepPlanner:
         self._speculation = speculation
         self._encoder = encoder
         self._full_step_tokens = config.full_step_tokens
+        self._computes_whole_prompts = config.computes_whole_prompts
         self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
@@ -158,9 +159,14 @@ class StepPlanner:
         """Return how many prompt tokens the next step may compute."""
         if not self._turns.is_pipelined:
             return num_tokens_left
-        num_uncomputed = sum([request.num_uncomputed_tokens for request in self._batch.prefilling])
-        num_uncomputed += self._table.waiting.num_prompt_tokens
-        return self._turns.max_prompt_tokens(num_tokens_left, num_uncomputed)
+        prompts = [request.num_uncomputed_tokens for request in self._batch.prefilling]
+        most = self._turns.max_prompt_tokens(num_tokens_left, sum(prompts) + self._table.waiting.num_prompt_tokens)
+        if not self._computes_whole_prompts:
+            return most
+        # Without room for the next prompt, this step would compute nothing, and neither would any later one.
+        if (head := self._admitter.candidate().request) is not None:
+            prompts.append(head.num_uncomputed_tokens)
+        return min(num_tokens_left, max([most, *prompts]))
 
     def _free_blocks(self, builder: StepBuilder) -> None:
         """Preempt requests until the free blocks suffice for the tokens of the remaining ones."""

@@ -4,8 +4,14 @@ import random
 from itertools import pairwise
 
 import pytest
-from core_fakes import FakeEngine
+from core_fakes import CLIENT, FakeEngine, Output, core_config
+from msgspec.structs import replace
 from pipeline_simulation import Load, PipelineSimulation, StageTime
+
+from octavo.protocol.events import Finished
+from octavo.protocol.params import PoolingSpec
+from octavo.protocol.pooling import PoolingFacts
+from octavo.protocol.requests import Submit
 
 ON_A_CPU = {"max_model_len": 1024, "block_size": 16, "full_step_tokens": 64, "decode_interval_tokens": 512}
 
@@ -142,3 +148,19 @@ def test_decodes_do_not_wait_for_a_prompt_that_takes_several_steps() -> None:
         engine.turn()
     slots = [[part.slot for part in plan.scheduled] for plan in engine.plans[first:]]
     assert slots[:6] == [[0, 1], [1]] * 3, "as soon as the last token is known"
+
+
+@pytest.mark.parametrize("full_step_tokens", [0, 16])
+def test_a_prompt_that_must_be_computed_whole_may_exceed_its_share_of_a_step(full_step_tokens: int) -> None:
+    pooling = PoolingFacts(convert="embed", pooling="last", is_causal=False)
+    settings = {"model": replace(core_config().model, pooling=pooling), "enable_prefix_caching": False}
+    limits = {"max_model_len": 800, "max_num_batched_tokens": 1024, "full_step_tokens": full_step_tokens}
+    engine = FakeEngine(512, pipeline_parallel_size=2, world_size=2, max_num_seqs=64, **settings, **limits)
+    lengths = [800, *[20] * 30, 300, 700]
+    for index, length in enumerate(lengths):
+        engine.outputs[str(index)] = Output()
+        submit = Submit(str(index), [1] * length, PoolingSpec("embed", "last"))
+        engine._take(engine.scheduler.submit(CLIENT, submit))
+    engine.run()
+    assert all(isinstance(output.end, Finished) for output in engine.outputs.values())
+    assert len(engine.plans) > 3, "not all of them in one step"
