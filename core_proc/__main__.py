@@ -17,7 +17,7 @@ def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     except WorkerFailed:
         if not reporter.is_ready:
             raise
-        logger.exception("the workers keep crashing; the engine exits")
+        logger.exception("the workers keep crashing (their errors are above); the engine exits")
         return EXIT_HOPELESS
 
 

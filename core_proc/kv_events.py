@@ -318,7 +318,7 @@ class _Sender:
         """Send all batches from a sequence number on, then an empty one with number -1."""
         client, *frames = replayer.recv_multipart()
         if len(frames) != 2 or len(frames[1]) != len(_END):
-            logger.warning("a request for KV events is not an 8-byte sequence number")
+            logger.warning("ignored a replay request for KV events: expected a sequence number of %d bytes", len(_END))
             return
         for sequence, batch in list(self._buffer):
             if sequence >= frames[1]:

@@ -278,7 +278,7 @@ class CoreConnection(ABC):
             delay_s = self._wrong_engine_delay_s
             if delay_s == WRONG_ENGINE_DELAY_S:
                 logger.warning(
-                    "another engine answers on %s: engine %d is looked for there until it is back or removed",
+                    "another engine answers on %s: waiting there for engine %d until it is back or removed",
                     *(self.address, self.index),
                 )
             self._wrong_engine_delay_s = min(2 * delay_s, MAX_WRONG_ENGINE_DELAY_S)

@@ -131,7 +131,7 @@ class RayEngines:
                 cause = await _result(actor.wait.remote())
             except errors as error:
                 cause = " ".join(str(error).split())
-            logger.warning("engine %d is gone: %s. Ray starts it again where there is room", index, cause)
+            logger.warning("lost engine %d: %s. Ray restarts it when a node has room", index, cause)
             while True:
                 await asyncio.sleep(_RETRY_S)
                 try:

@@ -79,7 +79,10 @@ class Grammars:
         """Set the bytes of all tokens. Later vocabularies and those of another model are ignored."""
         size = self._scheduler.config.model.vocab_size
         if len(vocabulary.tokens) != size:
-            logger.warning("ignored a vocabulary of %d tokens: this model has %d", len(vocabulary.tokens), size)
+            logger.warning(
+                "ignored a frontend's vocabulary of %d tokens, because this model has %d: its tokenizer is another one",
+                *(len(vocabulary.tokens), size),
+            )
         else:
             self._compiler.set_vocabulary(vocabulary)
 

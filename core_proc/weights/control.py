@@ -293,7 +293,7 @@ class WeightsControl:
         recomputes = call.in_flight == "recompute"
         self._host.deliver(self._scheduler.set_weights(self._state.record.version, recomputes=recomputes))
         source_name = call.path or "from a trainer"
-        logger.info("weights have version %d %s: %s", self._state.record.version, call.label, source_name)
+        logger.info("updated the weights to version %d %s: %s", self._state.record.version, call.label, source_name)
 
     def _sleep(self, level: int, mode: PauseMode) -> Job:
         if self._state.record.asleep:

@@ -40,7 +40,7 @@ class LineBudget:
         if self._tenants is None or self._name is None:
             return 0.0
         if (tenant := self._tenants.file.named(self._name)) is None:
-            logger.warning("a batch waits, because --tenants does not name its tenant %r any more", self._name)
+            logger.warning("a batch waits: add its tenant %r to the --tenants file again", self._name)
             return ABSENT_S
         if (rejected := self._tenants.usage.begin(tenant, is_retried=True)) is not None:
             return float(rejected.retry_after_s)

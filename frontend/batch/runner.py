@@ -134,7 +134,7 @@ async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest, he
 async def _ask(app: "ASGIApp", line: BatchRequest, headers: Headers) -> Response:
     response = await call(app, line.url, line.body, line.request_id, headers)
     if response.error is not None:  # a bug that affects one line must not lose the others
-        logger.error("line %d failed", line.number, exc_info=response.error)
+        logger.error("batch request %s (line %d) failed", line.request_id, line.number, exc_info=response.error)
     return response
 
 

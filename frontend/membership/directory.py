@@ -90,8 +90,8 @@ class EngineDirectory:
         late = [_process_of(writer) for writer, report in self._followers.items() if report.version < version]
         if late:
             logger.warning(
-                "HTTP processes %s have not followed a change of the engines for %g s, and changes wait for them: they "
-                "still start, or are stopped; kill those that stay so, and they are replaced",
+                "HTTP processes %s have not applied a change of the engines for %g s, and changes wait for them: they "
+                "start or are suspended; kill processes that do not recover, and they are replaced",
                 *(", ".join(map(str, late)), LATE_S),
             )
         self._late_check = None

@@ -83,7 +83,7 @@ class ReceiptLog:
             self._num_lost += 1
             is_first = self._num_lost == 1
         if is_first:  # log once per outage, not for each response
-            logger.error("receipts are lost, answers are not: cannot write to %s: %s", self._directory, reason)
+            logger.error("receipts are lost, responses are not: cannot write to %s: %s", self._directory, reason)
 
     def _append(self, line: bytes) -> None:
         is_full = bool(self._size) and self._size + len(line) > self._file_bytes

@@ -314,7 +314,7 @@ class RoutedLink:
 
     def _on_cache_update(self, index: int, update: CacheUpdate) -> None:
         if not self._router.view.apply(index, update):
-            logger.warning("update %d of engine %d's cache was not the next one: asking again", update.sequence, index)
+            logger.warning("missed cache updates of engine %d before %d: requesting all", index, update.sequence)
             self._watch_cache(index)
 
     def _on_up(self, index: int) -> None:

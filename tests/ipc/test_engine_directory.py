@@ -251,7 +251,7 @@ def test_a_process_that_does_not_follow_is_named(
     monkeypatch.setattr(directory_module, "LATE_S", 0.01)
 
     def lines() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "have not followed" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "have not applied" in record.getMessage()]
 
     async def scenario(world: World) -> None:
         world.publish((0, SERVING))

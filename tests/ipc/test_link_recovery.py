@@ -234,7 +234,7 @@ def test_another_engine_at_the_address_is_asked_ever_more_rarely(
     run(tmp_path, scenario)
     assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     (line,) = [record.getMessage() for record in caplog.records if "another engine" in record.getMessage()]
-    assert "engine 0 is looked for there" in line
+    assert "waiting there for engine 0" in line
 
 
 def test_requests_end_if_the_next_core_has_another_protocol_version(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_full_disk_loses_receipts_and_says_so_once(
         end(log)
     assert written(tmp_path) == ["0", "4"], "no half lines"
     lost, found = caplog.messages
-    assert lost == f"receipts are lost, answers are not: cannot write to {tmp_path}: No space left on device"
+    assert lost == f"receipts are lost, responses are not: cannot write to {tmp_path}: No space left on device"
     assert found == f"receipts are written to {tmp_path} again; 3 were lost"
 
 
