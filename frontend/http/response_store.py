@@ -116,7 +116,7 @@ class ResponseStore:
 
     @property
     def has_disowned(self) -> bool:
-        """Whether a response passed to `disown` is not marked as failed yet."""
+        """Whether a response passed to `mark_orphaned` is not marked as failed yet."""
         return bool(self._orphaned)
 
     def put(

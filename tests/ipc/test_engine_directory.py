@@ -34,7 +34,7 @@ class FakeEngines:
         return index in self.states
 
     def __getitem__(self, index: int) -> Any:
-        return SimpleNamespace(index=index, state=self.states[index], link=SimpleNamespace(), stay=lambda: None)
+        return SimpleNamespace(index=index, state=self.states[index], link=SimpleNamespace(), pin_engine=lambda: None)
 
     @property
     def all(self) -> list[Any]:

@@ -229,7 +229,7 @@ def test_an_unexpected_error_ends_a_response_as_failed(
             await until(lambda: bool(client.requests))
             with pytest.MonkeyPatch.context() as patch:
                 if fault == "generating":
-                    patch.setattr(ResponseEvents, "take", fail)
+                    patch.setattr(ResponseEvents, "render", fail)
                 else:
                     patch.setattr(ResponseStore, "put", fail)
                     patch.setattr(ResponseStore, "add_events", fail)
