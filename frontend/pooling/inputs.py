@@ -77,43 +77,33 @@ class PoolingInput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingTokenizer:
-    """Tokenizes for one model. Errors name the prompt by its index."""
+    """Tokenizes the prompts of one call. Errors name the prompt by its index."""
 
     tokenizer: Tokenizer
     config: ResolvedConfig
     threads: TextThreads
-    media: PromptMaker | None = None
+    media: PromptMaker | None
     """Makes prompts with media. `None` if the model reads text only."""
+    max_model_len: int
+    fields: Fields
+    add_special_tokens: bool
+    cache_salt: str | None
 
-    async def inputs(
-        self,
-        prompts: Sequence[PoolingPrompt],
-        params: PoolingParams,
-        max_model_len: int,
-        *,
-        start: int = 0,
-        fields: "Fields",
-        add_special_tokens: bool = True,
-        cache_salt: str | None = None,
-    ) -> list[PoolingInput]:
+    async def inputs(self, prompts: Sequence[PoolingPrompt], params: PoolingParams, start: int) -> list[PoolingInput]:
         """Return the tokens of prompts, checked.
 
         Args:
             prompts: texts, token ids, pairs of texts, or prompts with media.
             params: determine the truncation.
-            max_model_len: maximum length of the engine.
             start: index of the first prompt, for errors.
-            fields: names of the request fields, for errors.
-            add_special_tokens: add the model's special tokens to texts.
-            cache_salt: cache salt of the request.
 
         Raises:
             PromptTooLongError: a prompt has too many tokens and is not truncated.
             InvalidRequestError: a prompt is malformed or empty, or a media item cannot be used.
             OverloadedError: the media of live requests already take too much memory.
         """
-        limit = self._limit(params, max_model_len, fields.limit(start))
-        with_media = await self._all_with_media(dict(enumerate(prompts, start)), limit, cache_salt, fields)
+        fields, limit = self.fields, self._limit(params, self.fields.limit(start))
+        with_media = await self._all_with_media(dict(enumerate(prompts, start)), limit)
         known: list[PoolingInput | None] = []
         texts: list[str | TextPair] = []
         for index, prompt in enumerate(prompts, start):
@@ -125,7 +115,7 @@ class PoolingTokenizer:
             if token_ids is None:
                 texts.append(text)
         try:
-            encoded = iter(await self._encode(texts, params, limit, max_model_len, add_special_tokens) if texts else ())
+            encoded = iter(await self._encode(texts, params, limit) if texts else ())
         except InvalidRequestError as error:
             if error.param == TRUNCATION:
                 raise InvalidRequestError(error.message, fields.limit(start)) from None
@@ -135,21 +125,19 @@ class PoolingTokenizer:
             made = _input(next(encoded), self._num_segments) if given is None else given
             if not made.token_ids:
                 raise InvalidRequestError(f"{fields.place(index)} is empty: it has no tokens", fields.name(index))
-            if len(made.token_ids) > max_model_len:
+            if len(made.token_ids) > self.max_model_len:
                 raise PromptTooLongError(
                     f"{fields.place(index)} has {len(made.token_ids)} tokens, and this model reads at most "
-                    f"{max_model_len} (max_model_len): shorten it, or set truncate_prompt_tokens to -1",
+                    f"{self.max_model_len} (max_model_len): shorten it, or set truncate_prompt_tokens to -1",
                     fields.name(index),
                 )
             found.append(made)
         return found
 
-    async def _all_with_media(
-        self, prompts: Mapping[int, PoolingPrompt], limit: int | None, cache_salt: str | None, fields: "Fields"
-    ) -> dict[int, PoolingInput]:
+    async def _all_with_media(self, prompts: Mapping[int, PoolingPrompt], limit: int | None) -> dict[int, PoolingInput]:
         """Return the tokens of the prompts that have media, which are processed concurrently."""
         tasks = {
-            index: asyncio.ensure_future(self._with_media(prompt, limit, cache_salt, fields, index))
+            index: asyncio.ensure_future(self._with_media(prompt, limit, index))
             for index, prompt in prompts.items()
             if isinstance(prompt, dict) and has_media(prompt)
         }
@@ -159,16 +147,14 @@ class PoolingTokenizer:
             for task in tasks.values():
                 task.cancel()
 
-    async def _with_media(
-        self, prompt: dict[str, Any], limit: int | None, cache_salt: str | None, fields: "Fields", index: int
-    ) -> PoolingInput:
+    async def _with_media(self, prompt: dict[str, Any], limit: int | None, index: int) -> PoolingInput:
         """Return the tokens of a prompt with media, which cannot be truncated."""
-        _, made = await make_prompt(self.media, prompt, self.config.model.vocab_size, cache_salt)
+        _, made = await make_prompt(self.media, prompt, self.config.model.vocab_size, self.cache_salt)
         if limit is not None and len(made.token_ids) > limit:
             raise InvalidRequestError(
-                f"{fields.place(index)} has media and {len(made.token_ids)} tokens, more than {fields.limit(index)} "
-                f"({limit}): prompts with media are not cut",
-                fields.limit(index),
+                f"{self.fields.place(index)} has media and {len(made.token_ids)} tokens, more than "
+                f"{self.fields.limit(index)} ({limit}): prompts with media are not cut",
+                self.fields.limit(index),
             )
         return PoolingInput(pack_ids(made.token_ids), media=made.items)
 
@@ -176,71 +162,66 @@ class PoolingTokenizer:
     def _num_segments(self) -> int:
         return self.config.model.pooling.num_segments if self.config.model.pooling else 1
 
-    def _limit(self, params: PoolingParams, max_model_len: int, field: str) -> int | None:
+    def _limit(self, params: PoolingParams, field: str) -> int | None:
         """Return the number of tokens to which prompts are truncated. `None` if they are not."""
         limit = params.truncate_prompt_tokens
-        if limit is not None and limit > max_model_len:
+        if limit is not None and limit > self.max_model_len:
             raise InvalidRequestError(
-                f"{field} {limit} is more than the {max_model_len} tokens that this model reads: "
+                f"{field} {limit} is more than the {self.max_model_len} tokens that this model reads: "
                 f"{'use -1' if field == TRUNCATION else 'lower it'}",
                 field,
             )
-        return max_model_len if limit == -1 else limit
+        return self.max_model_len if limit == -1 else limit
 
     async def _encode(
-        self,
-        texts: list[str | TextPair],
-        params: PoolingParams,
-        limit: int | None,
-        max_model_len: int,
-        add_special_tokens: bool,
+        self, texts: list[str | TextPair], params: PoolingParams, limit: int | None
     ) -> list[EncodedInput]:
         self.tokenizer.require("prompt")
         num_chars = 0
-        most = max(2**20, max_model_len * self.tokenizer.max_token_chars)
+        most = max(2**20, self.max_model_len * self.tokenizer.max_token_chars)
         for text in texts:
             length = len(text) if isinstance(text, str) else len(text.first) + len(text.second)
             if length > most:
                 raise PromptTooLongError(
                     f"a text has {length} characters: at most {most} are tokenized by an engine that reads "
-                    f"{max_model_len} tokens (max_model_len)",
+                    f"{self.max_model_len} tokens (max_model_len)",
                     "prompt",
                 )
             num_chars += length
 
         def encode() -> list[EncodedInput]:
-            encoded = self._encoded(texts, limit, add_special_tokens, keeps_start=params.truncation_side == "right")
+            encoded = self._encoded(texts, limit, keeps_start=params.truncation_side == "right")
             facts = self.config.model.pooling
-            return self._padded(encoded, max_model_len) if facts is not None and facts.pads_texts else encoded
+            return self._padded(encoded) if facts is not None and facts.pads_texts else encoded
 
         return encode() if num_chars <= SHORT_BATCH_CHARS else await self.threads.run(encode)
 
-    def _encoded(
-        self, texts: list[str | TextPair], limit: int | None, add_special_tokens: bool, *, keeps_start: bool
-    ) -> list[EncodedInput]:
+    def _encoded(self, texts: list[str | TextPair], limit: int | None, *, keeps_start: bool) -> list[EncodedInput]:
         facts = self.config.model.pooling
         lowers_case = facts is not None and facts.lowers_case
-        eos = self.tokenizer.eos_token_id if facts and facts.appends_eos and add_special_tokens else None
+        eos = self.tokenizer.eos_token_id if facts and facts.appends_eos and self.add_special_tokens else None
         if eos is not None and self.tokenizer.encode("")[-1:] == [eos]:
             eos = None  # the tokenizer appends it itself
         pairs = [text for text in texts if isinstance(text, TextPair)]
         encoded = self.tokenizer.encode_inputs(
             [self._plain(text, lowers_case=lowers_case) for text in texts],
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=self.add_special_tokens,
             max_tokens=limit if limit is None or eos is None else limit - 1,
             keeps_start=keeps_start,
             max_part_tokens=pairs[0].max_tokens if pairs and pairs[0].render is None else (0, 0),
         )
         return encoded if eos is None else [EncodedInput([*one.ids, eos], one.segment_start) for one in encoded]
 
-    def _padded(self, encoded: Sequence[EncodedInput], length: int) -> list[EncodedInput]:
+    def _padded(self, encoded: Sequence[EncodedInput]) -> list[EncodedInput]:
         """Pad texts at their ends."""
         pad = self.tokenizer.token_id(self.tokenizer.special_tokens.get("pad_token", ""))
         if pad is None:
             raise InvalidRequestError(
                 "this model pads its texts, and its tokenizer names no pad_token (tokenizer_config.json)", "prompt"
             )
-        return [EncodedInput(one.ids + [pad] * (length - len(one.ids)), one.segment_start) for one in encoded]
+        return [
+            EncodedInput(one.ids + [pad] * (self.max_model_len - len(one.ids)), one.segment_start) for one in encoded
+        ]
 
     def _plain(self, text: str | TextPair, *, lowers_case: bool) -> str | tuple[str, str]:
         if isinstance(text, str):

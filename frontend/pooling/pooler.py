@@ -56,7 +56,6 @@ class Pooler:
         self.tokenizer = tokenizer
         self._link = link
         self.threads, self.media = threads, media
-        self._inputs = PoolingTokenizer(tokenizer, config, threads, media)
         self._live = live
         self._check_priority = check_priority
         self._prefix = f"p{secrets.token_hex(4)}"
@@ -124,7 +123,17 @@ class Pooler:
                 media=list(one.media),
             )
 
-        chunks = self._chunks(prompts, each, submit, fields, cache_salt, add_special_tokens=add_special_tokens)
+        tokenizer = PoolingTokenizer(
+            self.tokenizer,
+            self.config,
+            self.threads,
+            self.media,
+            self._link.facts.max_model_len,
+            fields,
+            add_special_tokens,
+            cache_salt,
+        )
+        chunks = _chunks(prompts, each, tokenizer, submit)
         if any(map(has_media, prompts)):
             window = CHUNK  # processed media take a few megabytes of memory each
         batch = PoolingBatch(
@@ -162,34 +171,22 @@ class Pooler:
         (result,) = await batch.run()
         return result
 
-    async def _chunks(
-        self,
-        prompts: Sequence[PoolingPrompt],
-        params: list[PoolingParams],
-        submit: Callable[[PoolingInput, PoolingParams], Submit],
-        fields: Fields,
-        cache_salt: str | None,
-        *,
-        add_special_tokens: bool,
-    ) -> AsyncIterator[list[Submit]]:
-        """Yield the submissions of a few prompts at a time; prompts with equal parameters are tokenized together."""
-        start = 0
-        while start < len(prompts):
-            own = params[start]
-            end = start + 1
-            while end < min(len(prompts), start + CHUNK) and params[end] is own:
-                end += 1
-            inputs = await self._inputs.inputs(
-                prompts[start:end],
-                own,
-                self._link.facts.max_model_len,
-                start=start,
-                fields=fields,
-                add_special_tokens=add_special_tokens,
-                cache_salt=cache_salt,
-            )
-            yield [submit(one, own) for one in inputs]
-            start = end
-
     def _next_id(self, prefix: str) -> str:
         return f"{prefix}:{next(self._counter)}"
+
+
+async def _chunks(
+    prompts: Sequence[PoolingPrompt],
+    params: list[PoolingParams],
+    tokenizer: PoolingTokenizer,
+    submit: Callable[[PoolingInput, PoolingParams], Submit],
+) -> AsyncIterator[list[Submit]]:
+    """Yield the submissions of a few prompts at a time; prompts with equal parameters are tokenized together."""
+    start = 0
+    while start < len(prompts):
+        own = params[start]
+        end = start + 1
+        while end < min(len(prompts), start + CHUNK) and params[end] is own:
+            end += 1
+        yield [submit(one, own) for one in await tokenizer.inputs(prompts[start:end], own, start)]
+        start = end
