@@ -311,11 +311,7 @@ class EngineOperator:
                 if loop.time() - idle_since_s >= APPLICATIONS_TIMEOUT_S or not await self._serves_applications(index):
                     return
             elif timeout_s is not None and loop.time() - start_s >= timeout_s and index not in self._leaving:
-                logger.info(
-                    "engine %d has requests after %g s: moving them to equal engines",
-                    index,
-                    timeout_s,
-                )
+                logger.info("engine %d is not idle after %g s: moving its requests", index, timeout_s)
                 self._leaving.add(index)
                 self._engines.move_requests([index])
                 self.directory.publish()
