@@ -35,7 +35,7 @@ _REFUSED_TENSORS = {
     "modules_to_save": "modules_to_save",
 }
 AGAIN = "write the adapter again, with peft's save_pretrained"
-_MERGE = "merge the adapter into the model (merge_and_unload in peft) and serve the result"
+MERGE = "merge the adapter into the model (merge_and_unload in peft) and serve the result"
 
 _WITHOUT_EFFECT = frozenset(
     [
@@ -152,12 +152,12 @@ def read_peft_lora(content: bytes, where: str) -> PeftLora:
         raise _refused(where, "it is not a JSON object", AGAIN)
     kind = fields.pop("peft_type", None)
     if kind != "LORA":
-        raise _refused(where, f"peft_type is {kind!r}, and only 'LORA' is supported", _MERGE)
+        raise _refused(where, f"peft_type is {kind!r}, and only 'LORA' is supported", MERGE)
     for name, meaning in _REFUSED.items():
         if value := fields.pop(name, None):
-            raise _refused(where, f"{name} ({meaning}) is not supported, and it is {value!r}", _MERGE)
+            raise _refused(where, f"{name} ({meaning}) is not supported, and it is {value!r}", MERGE)
     if (bias := fields.pop("bias", "none")) != "none":
-        raise _refused(where, f"bias is {bias!r}, and only 'none' is supported", _MERGE)
+        raise _refused(where, f"bias is {bias!r}, and only 'none' is supported", MERGE)
     if (init := fields.pop("init_lora_weights", True)) not in _HARMLESS_INITS:
         raise _refused(
             where,
@@ -166,7 +166,7 @@ def read_peft_lora(content: bytes, where: str) -> PeftLora:
         )
     known = {name: value for name in PeftLora.__struct_fields__ if (value := fields.pop(name, None)) is not None}
     if unknown := sorted(name for name, value in fields.items() if name not in _WITHOUT_EFFECT and value):
-        raise _refused(where, f"the field {unknown[0]!r} is not known", _MERGE)
+        raise _refused(where, f"the field {unknown[0]!r} is not known", MERGE)
     try:
         config = msgspec.convert(known, PeftLora)
     except msgspec.ValidationError as error:
@@ -187,10 +187,13 @@ def module_of(name: str, where: str) -> tuple[str, Factor]:
     """
     for part, meaning in _REFUSED_TENSORS.items():
         if part in name:
-            raise _refused(where, f"the tensor {name!r} is not supported: {meaning}", _MERGE)
+            raise _refused(where, f"the tensor {name!r} is not supported: {meaning}", MERGE)
     for ending, factor in _FACTORS.items():
         if name.startswith(_PREFIX) and name.endswith(ending):
             return name.removeprefix(_PREFIX).removesuffix(ending), factor
+    if name.startswith(_PREFIX) and name.endswith(".weight") and ".lora_" not in name:
+        problem = f"{name!r} is a whole weight of the model, which PEFT saves if tokens were added before training"
+        raise _refused(where, problem, MERGE)
     raise _refused(
         where,
         f"the tensor {name!r} is not a part of a LoRA adapter",
@@ -208,7 +211,7 @@ def _check(config: PeftLora, where: str) -> None:
     ranks = {"r": config.r, **{f"rank_pattern[{key!r}]": rank for key, rank in config.rank_pattern.items()}}
     for name, rank in ranks.items():
         if not 1 <= rank <= MAX_RANK:
-            raise _refused(where, f"{name} is {rank}, and ranks are from 1 to {MAX_RANK}", _MERGE)
+            raise _refused(where, f"{name} is {rank}, and ranks are from 1 to {MAX_RANK}", MERGE)
     patterns = [*config.rank_pattern, *config.alpha_pattern]
     patterns += [named for named in (config.target_modules, config.exclude_modules) if isinstance(named, str)]
     for pattern in patterns:

@@ -13,7 +13,7 @@ from octavo.frontend.generation.soft_prompt import has_soft_prompt, read_soft_pr
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import ConfigError, InvalidRequestError
-from octavo.protocol.peft_lora import PeftLora, read_peft_lora
+from octavo.protocol.peft_lora import MERGE, PeftLora, read_peft_lora
 from octavo.protocol.peft_tensors import StoredTensor, places_of
 from octavo.protocol.weight_files import weight_files
 
@@ -95,16 +95,19 @@ def _check_tensors(header: Header, settings: PeftLora, where: str, model: ModelF
         ConfigError: the tensors are not an adapter that can be served.
         InvalidRequestError: the adapter was made for another model.
     """
-    weights = _weight_header(model.model_path, model.load_format)
-    for name, place in places_of(header, settings, where).items():
+    weights, places = _weight_header(model.model_path, model.load_format), places_of(header, settings, where)
+    for name in sorted(places, key=lambda name: places[name].factor != "base"):
+        place, shape = places[name], header[name].shape
         weight = weights.get(f"{place.module}.weight")
-        if place.is_stack or place.factor == "base" or weight is None or len(weight.shape) != 2:
+        if place.is_stack or weight is None or len(weight.shape) != 2:
             continue
-        shape = header[name].shape
-        if shape[_OTHER_DIMENSION[place.factor]] not in weight.shape:
+        if place.factor == "base":
+            fits, cause = sorted(shape) == sorted(weight.shape), f"tokens were added before training; {MERGE}"
+        else:
+            fits, cause = shape[_OTHER_DIMENSION[place.factor]] in weight.shape, "the adapter belongs to another model"
+        if not fits:
             raise InvalidRequestError(
-                f"{name} has the shape {shape}, but the model's {place.module}.weight has {weight.shape}: the adapter "
-                "belongs to another base model",
+                f"{name} has the shape {shape}, but the model's {place.module}.weight has {weight.shape}: {cause}",
                 "lora_path",
             )
 

@@ -116,7 +116,7 @@ def test_an_adapter_of_another_model_is_refused_by_its_tensor(llm: LLM, tmp_path
     from adapter_files import write_adapter as write_square_adapter
 
     path = write_square_adapter(tmp_path / "other", width=8)
-    with pytest.raises(InvalidRequestError, match=r"q_proj.lora_A.weight.*another base model"):
+    with pytest.raises(InvalidRequestError, match=r"q_proj.lora_A.weight.*another model"):
         llm.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("other", 30, str(path)))
 
 

@@ -120,6 +120,7 @@ Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
         ({}, {f"{Q_PROJ}.lora_B.weight": np.zeros((8, 4), np.int32)}, "has type I32"),
         ({}, {f"{Q_PROJ}.lora_A.weight": np.zeros(4, np.float32)}, "has type F32 and shape (4,)"),
         ({}, {f"{Q_PROJ}.lora_A.weight": None, f"{Q_PROJ}.lora_B.weight": None}, "it changes nothing"),
+        ({}, {"base_model.model.lm_head.weight": np.zeros((9, 8), np.float32)}, "if tokens were added before training"),
         ({"r": 2}, {}, "adapter_config.json gives it the rank 2"),
         ({"target_modules": ["v_proj"]}, {}, "target_modules does not name"),
     ],

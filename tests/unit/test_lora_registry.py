@@ -9,7 +9,7 @@ import pytest
 from adapter_files import write_adapter
 from fake_client import MODEL, resolved_config
 from huggingface_hub import constants as hub_constants
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from octavo import LoRARequest
 from octavo.frontend.cli.flags import configurations
@@ -87,15 +87,22 @@ def test_a_request_with_a_wrong_field_is_refused(fields) -> None:
         LoRARequest(*fields)
 
 
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
 def test_an_adapter_of_another_base_is_refused_by_its_tensor(tmp_path: Path) -> None:
-    save_file({"model.layers.0.self_attn.q_proj.weight": np.zeros((8, 8))}, tmp_path / "model.safetensors")
+    save_file({f"{Q_PROJ}.weight": np.zeros((8, 8))}, tmp_path / "model.safetensors")
     model = msgspec.structs.replace(CONFIG.model, model_path=str(tmp_path), load_format="safetensors")
     config = msgspec.structs.replace(CONFIG, model=model)
     reader._weight_header.cache_clear()
     assert read_adapter("a", str(write_adapter(tmp_path / "a")), config).rank == 4
     other = write_adapter(tmp_path / "other", width=16)
-    with pytest.raises(InvalidRequestError, match=r"q_proj.lora_A.weight has the shape \(4, 16\).*another base model"):
+    with pytest.raises(InvalidRequestError, match=r"q_proj.lora_A.weight has the shape \(4, 16\).*another model"):
         read_adapter("other", str(other), config)
+    file = write_adapter(tmp_path / "added") / "adapter_model.safetensors"
+    save_file(load_file(file) | {f"base_model.model.{Q_PROJ}.base_layer.weight": np.zeros((9, 8))}, file)
+    with pytest.raises(InvalidRequestError, match=r"\(9, 8\).*tokens were added before training; merge"):
+        read_adapter("added", str(file.parent), config)
 
 
 def test_an_engine_without_adapters_says_so(tmp_path: Path) -> None:

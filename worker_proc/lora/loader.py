@@ -48,8 +48,7 @@ class AdapterLoader:
     """Loads adapters between steps.
 
     A failed load leaves its slot empty on every rank of its stage and of later stages. The last stage reports the
-    failure;
-    no request uses the adapter that earlier stages still have in the slot.
+    failure. No request uses the adapter that earlier stages still have in the slot.
 
     Args:
         slots: slots of the model's layers.

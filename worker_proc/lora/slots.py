@@ -12,7 +12,7 @@ from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import PHASE, has_oriented_stacks
+from octavo.protocol.peft_lora import MERGE, PHASE, has_oriented_stacks
 from octavo.worker_proc.lora.checkpoint import AdapterTensors, ModuleFactors
 from octavo.worker_proc.lora.division import Division, divide
 from octavo.worker_proc.models.base import Model
@@ -230,7 +230,7 @@ class AdapterSlots:
                 raise ConfigError(
                     f"{where}: the adapter replaces {module!r} by a weight of shape {shape}",
                     phase=PHASE,
-                    hint="merge the adapter into the model (merge_and_unload in peft) and serve the result",
+                    hint=MERGE,
                 )
 
 
