@@ -1,5 +1,6 @@
 """`octavo quantize`: whole checkpoints of tiny models, read by transformers, and what is refused."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,21 @@ def test_large_checkpoints_have_several_files(model: Path, tmp_path: Path, monke
     for name, values in load_file(tmp_path / "one/model.safetensors").items():
         assert several[name].dtype == values.dtype and torch.equal(several[name].float(), values.float())
         assert name in load_file(tmp_path / "several" / index["weight_map"][name])
+
+
+def test_a_place_that_cannot_be_written(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/out cannot be written: .* Not a directory"):
+        quantize(job(model, tmp_path / "file" / "out", "int8"), lambda fraction: None)
+
+    def fill_disk(tensors: Any, path: Path, metadata: Any) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fill_disk)
+    with pytest.raises(ConfigError, match=r"out cannot be written: .* No space left") as caught:
+        quantize(job(model, tmp_path / "out", "int8"), lambda fraction: None)
+    assert "free space" in caught.value.hint and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq"])

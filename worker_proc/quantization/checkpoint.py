@@ -3,9 +3,11 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -59,7 +61,8 @@ class Target:
 
     def __init__(self, path: Path, source: Source) -> None:
         require_empty(path)
-        path.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._source = source
         self._pending: dict[str, Tensor] = {}
@@ -85,6 +88,16 @@ class Target:
     def finish(self, quantization_config: dict[str, Any]) -> None:
         """Write the index, the configuration, and copies of the source's other files."""
         self._flush()
+        with writing(self._path):
+            self._name_files()
+            for file in self._source.path.iterdir():
+                if file.is_file() and not file.name.endswith(_NOT_COPIED):
+                    shutil.copyfile(file, self._path / file.name)
+            config = {**self._source.config, "quantization_config": quantization_config}
+            (self._path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def _name_files(self) -> None:
+        """Give the files their final names, and write the index if there are several."""
         total = len(self._files)
         names = [
             "model.safetensors" if total == 1 else f"model-{number:05d}-of-{total:05d}.safetensors"
@@ -96,11 +109,6 @@ class Target:
             weight_map = {tensor: name for name, held in zip(names, self._files, strict=True) for tensor in held}
             index = {"metadata": {"total_size": self.num_bytes}, "weight_map": weight_map}
             (self._path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        for file in self._source.path.iterdir():
-            if file.is_file() and not file.name.endswith(_NOT_COPIED):
-                shutil.copyfile(file, self._path / file.name)
-        config = {**self._source.config, "quantization_config": quantization_config}
-        (self._path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def _part(self, number: int) -> Path:
         return self._path / f"part-{number}.tmp"
@@ -108,10 +116,24 @@ class Target:
     def _flush(self) -> None:
         if not self._pending:
             return
-        save_file(self._pending, self._part(len(self._files) + 1), {"format": "pt"})
+        with writing(self._path):
+            save_file(self._pending, self._part(len(self._files) + 1), {"format": "pt"})
         self._files.append(list(self._pending))
         self.num_bytes += self._pending_bytes
         self._pending, self._pending_bytes = {}, 0
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn errors of the file system into errors that name the output.
+
+    Raises:
+        ConfigError: a file or directory cannot be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{out} cannot be written: {error}", hint="check free space and permissions there") from error
 
 
 def require_empty(path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.quantization_job import Finished, QuantizationJob
-from octavo.worker_proc.quantization.checkpoint import Source
+from octavo.worker_proc.quantization.checkpoint import Source, writing
 from octavo.worker_proc.weights.rope_order import rope_order
 
 _OUTERS = ("token_embd.weight", "output.weight")
@@ -28,23 +29,24 @@ def write_gguf(job: QuantizationJob, source: Source, report: Callable[[float], N
     """Write the file of a job.
 
     Raises:
-        ConfigError: the file exists already, or a tensor has no GGUF name.
+        ConfigError: the file exists already or cannot be written, or a tensor has no GGUF name.
     """
     out = Path(job.out)
     if out.exists():
         raise ConfigError(f"{out} exists already", hint="name another OUT, or remove it")
     arch = str(job.gguf_metadata["general.architecture"])
     partial = out.with_suffix(".partial")
-    writer = gguf.GGUFWriter(partial, arch)
-    try:
-        for key, value in job.gguf_metadata.items():
-            if key != "general.architecture":
-                _add(writer, key, value)
-        finished = _write_tensors(writer, job, source, arch, report)
-        partial.rename(out)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with closing(gguf.GGUFWriter(partial, arch)) as writer:
+                for key, value in job.gguf_metadata.items():
+                    if key != "general.architecture":
+                        _add(writer, key, value)
+                finished = _write_tensors(writer, job, source, arch, report)
+            partial.rename(out)  # closed, so all of it is in the file
+        finally:
+            partial.unlink(missing_ok=True)
     return finished
 
 
