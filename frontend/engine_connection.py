@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from octavo.frontend.engine_configs import read_config
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_start
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy
 from octavo.frontend.recovery.replacement import require_same_bits, require_same_model
-from octavo.frontend.spawn import SpawnedEngine, read_config, spawn_engines
+from octavo.frontend.spawn import SpawnedEngine, spawn_engines
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.timeline import Timeline

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Protocol
 
 from octavo.frontend.connected_engine import ConnectedEngine
+from octavo.frontend.engine_configs import config_of_engine
 from octavo.frontend.engine_connection import EngineConnection
 from octavo.frontend.engine_state import EngineState
 from octavo.frontend.health import Health
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.routing.routed_link import RoutedLink
 from octavo.frontend.routing.router import PrefixRouter
-from octavo.frontend.spawn import config_of_engine
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import StartupError
 from octavo.protocol.prefix_hash import span_blocks

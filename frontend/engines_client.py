@@ -5,6 +5,7 @@ from typing import Self
 
 from octavo.frontend.calls.trace_observer import TraceObserver
 from octavo.frontend.connected_engine import ConnectedEngine
+from octavo.frontend.engine_configs import read_config
 from octavo.frontend.engine_connection import model_tokenizer
 from octavo.frontend.engine_set import EngineSet
 from octavo.frontend.engine_state import EngineState
@@ -13,7 +14,6 @@ from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
 from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
-from octavo.frontend.spawn import read_config
 from octavo.frontend.text.threads import TextThreads
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.engine_configs import addresses_of_engines
 from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S, EngineConnection, join_engine
 from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
-from octavo.frontend.spawn import SpawnedEngine, addresses_of_engines
+from octavo.frontend.spawn import SpawnedEngine
 from octavo.frontend.stall_watch import StallWatch
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.curve import read_client_keys

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations, joining_server
 from octavo.frontend.cli.start_log import start_log
+from octavo.frontend.engine_configs import read_config
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.lora.startup import check_flags
-from octavo.frontend.spawn import SpawnedEngine, read_config, spawn_engines
+from octavo.frontend.spawn import SpawnedEngine, spawn_engines
 from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env

@@ -17,14 +17,13 @@ from octavo.frontend.generation.embeds import decode_embeds, embeds_of, require_
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
+from octavo.frontend.generation.limits import check_cache_salt, check_volume
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.media import has_media, make_prompt
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.soft_prompt import SoftPrompts
 from octavo.frontend.generation.spec import (
-    check_cache_salt,
-    check_volume,
     child_seed,
     default_params,
     make_beam_spec,

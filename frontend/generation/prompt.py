@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from octavo.frontend.generation.spec import check_prompt
+from octavo.frontend.generation.limits import check_token_ids
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def packed_prompt(token_ids: Sequence[int], vocab_size: int) -> IdArray:
     Raises:
         InvalidRequestError: an id is outside the vocabulary.
     """
-    check_prompt(token_ids, vocab_size)
+    check_token_ids("prompt", token_ids, vocab_size)
     return pack_ids(token_ids)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.connected_engine import ConnectedEngine
+from octavo.frontend.engine_configs import read_config
 from octavo.frontend.engine_connection import EngineConnection
 from octavo.frontend.engine_set import MAX_ENGINES
 from octavo.frontend.engine_state import EngineState
@@ -15,7 +16,6 @@ from octavo.frontend.membership.directory import EngineDirectory
 from octavo.frontend.membership.messages import AdminCommand, AdminResult, EngineEntry, EngineStatus
 from octavo.frontend.membership.starter import EngineStarter
 from octavo.frontend.recovery.replacement import require_changeable, require_same_number
-from octavo.frontend.spawn import read_config
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ConflictError, InvalidRequestError, OctavoError, StartupError
 from octavo.protocol.identity import has_same_bits, weights_digest

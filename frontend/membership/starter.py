@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from octavo.frontend.client import AsyncClient
+from octavo.frontend.engine_configs import config_of_engine, read_config
 from octavo.frontend.engine_connection import EngineConnection, follow_engine, model_tokenizer
 from octavo.frontend.engine_state import EngineState
 from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.recovery.replacement import require_same_tokens
-from octavo.frontend.spawn import config_of_engine, read_config, spawn_engine
+from octavo.frontend.spawn import spawn_engine
 from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConflictError

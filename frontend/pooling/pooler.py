@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
+from octavo.frontend.generation.limits import check_cache_salt
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.media import has_media
-from octavo.frontend.generation.spec import check_cache_salt
 from octavo.frontend.media.prompts import PromptMaker
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.batch import CHUNK, WINDOW, PoolingBatch

@@ -22,7 +22,7 @@ from own_server import serving
 
 from bench_core_parts.engine import Process
 from bench_core_parts.scenarios import Figures
-from octavo.frontend.spawn import read_config
+from octavo.frontend.engine_configs import read_config
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.config import EngineConfig, ModelConfig
 from octavo.protocol.events import EngineFacts, Event, Events, Finished, FinishReason, Tokens, Welcome

@@ -9,7 +9,7 @@ from small_engine import Result, SmallEngine, TimedRequest
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import Driver, loaded, spec, worker_config
 
-from octavo.frontend.spawn import read_config
+from octavo.frontend.engine_configs import read_config
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.stats import EngineStats

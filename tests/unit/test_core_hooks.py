@@ -6,7 +6,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.hooks import SchedulerHooks
 from octavo.core_proc.scheduler.stop import FinishCause
-from octavo.frontend.generation.spec import MAX_VOLUME
+from octavo.frontend.generation.limits import MAX_VOLUME
 from octavo.protocol.config import EngineConfig, ModelConfig
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 

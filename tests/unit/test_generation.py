@@ -16,8 +16,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from octavo.frontend.generation.best_of import choose_best
+from octavo.frontend.generation.limits import check_cache_salt
 from octavo.frontend.generation.sequence import Sequence
-from octavo.frontend.generation.spec import check_cache_salt, child_seed, make_spec, output_kind, request_seed
+from octavo.frontend.generation.spec import child_seed, make_spec, output_kind, request_seed
 from octavo.frontend.outputs import CompletionOutput
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.text.detokenizer import Detokenizer

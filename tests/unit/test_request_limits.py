@@ -5,7 +5,7 @@ import pytest
 from fake_client import MODEL, FakeClient, resolved_config
 from http_client import post
 
-from octavo.frontend.generation.spec import MAX_VOLUME, check_volume
+from octavo.frontend.generation.limits import MAX_VOLUME, check_volume
 from octavo.frontend.http.body import MAX_VALUES, BodyError, decode
 from octavo.frontend.http.schemas.completions import CompletionRequest
 from octavo.protocol.errors import InvalidRequestError

@@ -8,9 +8,9 @@ import pytest
 from fake_client import resolved_config
 
 from octavo.frontend import engine_connection
+from octavo.frontend.engine_configs import addresses_of_engines, configs_of_engines
 from octavo.frontend.recovery.in_flight import InFlightRequests
 from octavo.frontend.recovery.replacement import require_same_bits, require_same_model
-from octavo.frontend.spawn import addresses_of_engines, configs_of_engines
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.protocol.events import Tokens
 from octavo.protocol.ids import pack_ids

@@ -5,7 +5,7 @@ import asyncio
 from starlette.responses import Response
 
 from octavo.frontend.conversation.prepare import prepare_chat
-from octavo.frontend.generation.spec import check_volume
+from octavo.frontend.generation.limits import check_volume
 from octavo.frontend.http.app_state import answer_style, receipt_recorder
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.chat_request import (

@@ -7,10 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from octavo.frontend.generation.infill import InfillFormat, infill_format, infill_prompt, infill_stops
+from octavo.frontend.generation.limits import check_volume
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.generation.request import GenerationRequest
-from octavo.frontend.generation.spec import check_volume
 from octavo.frontend.http.app_state import AppState, answer_style, receipt_recorder
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState

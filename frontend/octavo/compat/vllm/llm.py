@@ -16,7 +16,7 @@ from octavo.compat.vllm.prompts import tokenized, with_kwargs
 from octavo.compat.vllm.request_outputs import RequestOutput, request_output
 from octavo.compat.vllm.sampling import RequestOutputKind, SamplingParams
 from octavo.compat.vllm.tokenizer import as_transformers
-from octavo.frontend.generation.spec import room_after_prompt
+from octavo.frontend.generation.limits import room_after_prompt
 from octavo.frontend.media.sources import FIELD, UUIDS
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.outputs import BeamSearchOutput
