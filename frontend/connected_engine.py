@@ -96,9 +96,7 @@ class ConnectedEngine:
             StartupError: we did not start this engine; or the new core could not start, and the old one continues.
         """
         if self.process is None:
-            raise StartupError(
-                "this client did not start its engine", phase="configuration", hint="restart it in its own process"
-            )
+            raise StartupError("this client did not start its engine", hint="restart it in its own process")
         await self.process.replace(config)
         self.link.lose("it is being replaced, as requested", "planned")
 

@@ -131,7 +131,6 @@ class CoreConnection(ABC):
                 f"the engine on {address} is not ready: it still loads its model"
                 if link._wire.has_met
                 else f"no engine answers on {address}" + (f": {fault}" if fault else ""),
-                phase="connecting",
                 hint="octavo serve prints the address of its engine once it is ready",
             ) from None
         except BaseException:  # a cancelled `connect` must not leave an open socket behind either
@@ -193,9 +192,7 @@ class CoreConnection(ABC):
         if wire is not self._wire:
             return
         if wire.fault and not self._welcome.done():
-            self._welcome.set_exception(
-                StartupError(f"no engine answers on {self.address}: {wire.fault}", phase="connecting")
-            )
+            self._welcome.set_exception(StartupError(f"no engine answers on {self.address}: {wire.fault}"))
         else:
             self.lose(_GONE)
 
@@ -287,7 +284,7 @@ class CoreConnection(ABC):
 
     def _on_rejected(self, message: str) -> None:
         if not self._welcome.done():
-            self._welcome.set_exception(StartupError(message, phase="connecting"))
+            self._welcome.set_exception(StartupError(message))
         elif self.downtime:  # the new core is of another release
             self.fail(message)
         else:  # the core has dropped this frontend, which did not read its events

@@ -25,7 +25,6 @@ def read_config(config: EngineConfig, timeline: Timeline | None = None) -> Resol
     if config.parallel.data_parallel_backend == "ray":
         raise ConfigError(
             "data_parallel_backend ray: only octavo serve, with HTTP, starts engines on other machines",
-            phase="configuration",
             hint="leave out --data-parallel-backend, or join the engines of a server by their addresses",
         )
     env, start = Env.read(), time.monotonic()
@@ -72,7 +71,6 @@ def addresses_of_engines(address: str, num_engines: int) -> list[str]:
     if num_engines > 1 and not port.isdecimal():
         raise ConfigError(
             f"{address} names no port, after which the other engines could listen",
-            phase="configuration",
             hint="an address of several engines looks like tcp://127.0.0.1:5555",
         )
     return [f"{host}:{int(port) + index}" if index else address for index in range(num_engines)]

@@ -111,7 +111,7 @@ class LaunchedEngine:
                     self._spawned.note_ready(await _follow(self._child, timeline, on_progress or _ignore_progress))
             except TimeoutError:
                 message = f"the core was not ready after {self._restart_timeout_s:.0f} s"
-                raise StartupError(message, phase="restarting the core") from None
+                raise StartupError(message) from None
             logger.debug("%s", timeline.render())
             self._exited.clear()
             self._listen()
@@ -124,13 +124,13 @@ class LaunchedEngine:
         """
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
-            raise StartupError(message, phase="configuration", hint="stop it, and start another")
+            raise StartupError(message, hint="stop it, and start another")
         if config.is_lock_step or self.config.is_lock_step:
             message = "engines that divide the experts (--enable-expert-parallel) cannot be replaced while they run"
-            raise StartupError(message, phase="configuration", hint="stop them, and start others")
+            raise StartupError(message, hint="stop them, and start others")
         if config.num_nodes > 1 or config.executor == "ray":
             message = "an engine on several machines cannot be replaced while it runs: it has their memory"
-            raise StartupError(message, phase="configuration", hint="stop it, and start another")
+            raise StartupError(message, hint="stop it, and start another")
 
     async def replace(self, config: ResolvedConfig, on_progress: ProgressCallback | None = None) -> None:
         """Start a core with another configuration while the current one runs; switch over once it is ready.
@@ -256,7 +256,7 @@ def _spawning() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StartupError(f"cannot start a core process: {error}", phase="starting the core") from error
+        raise StartupError(f"cannot start a core process: {error}") from error
 
 
 def _ignore_progress(phase: str, fraction: float | None) -> None:

@@ -89,7 +89,7 @@ class RayEngines:
         started = await asyncio.gather(*(self._start(actor) for actor in self._actors))
         for index, engine in enumerate(started):
             if engine.error:
-                raise StartupError(engine.error, phase="starting engines", hint=engine.hint).of(f"engine {index}")
+                raise StartupError(engine.error, hint=engine.hint).of(f"engine {index}")
             logger.info("engine %d is at %s on node %s", index, engine.address, engine.node)
         connections = [
             await join_engine(

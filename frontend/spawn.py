@@ -312,7 +312,6 @@ def spawn_engine(
         if any(source.code for source in config.logits_processors):
             raise ConfigError(
                 f"logits processors passed as code need a local engine, and {address} is reachable from others",
-                phase="configuration",
                 hint="pass them as module:Class, or use an ipc:// address",
             )
         read_keys_of_engine(config)

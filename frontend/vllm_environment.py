@@ -85,7 +85,7 @@ def _with_variables(struct: Struct, branch: str, variables: Mapping[str, str]) -
             changed = msgspec.structs.replace(struct, **{setting: parse(variables[name])})
             struct = msgspec.convert(msgspec.to_builtins(changed), type(struct))  # checks the bounds
         except (ValueError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{name}={variables[name]}: {error}", phase="configuration") from None
+            raise ConfigError(f"{name}={variables[name]}: {error}") from None
     return struct
 
 

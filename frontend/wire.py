@@ -93,9 +93,7 @@ class Wire:
             if isinstance(error, StartupError):
                 raise
             raise StartupError(
-                f"cannot connect to {address!r}: {error.strerror}",
-                phase="connecting",
-                hint="an address looks like ipc:///run/engine/core",
+                f"cannot connect to {address!r}: {error.strerror}", hint="an address looks like ipc:///run/engine/core"
             ) from error
         self._zmq_socket = socket
         self._socket = LoopSocket(socket, self._receive, on_error)

@@ -351,18 +351,14 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> None:
     if path and is_listening(path):
         socket.close(linger=0)
         raise StartupError(
-            f"cannot bind {address}: another engine listens on it",
-            phase="binding sockets",
-            hint="stop it, or choose another address",
+            f"cannot bind {address}: another engine listens on it", hint="stop it, or choose another address"
         )
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise StartupError(
-            f"cannot bind {address}: {error.strerror}",
-            phase="binding sockets",
-            hint="check that the directory exists and is writable",
+            f"cannot bind {address}: {error.strerror}", hint="check that the directory exists and is writable"
         ) from error
     if path:
         with contextlib.suppress(FileNotFoundError):

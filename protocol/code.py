@@ -63,4 +63,4 @@ def unpack(source: ProcessorSource) -> Any:
 
 
 def _error(message: str, hint: str = "") -> ConfigError:
-    return ConfigError(message, phase="configuration", hint=hint)
+    return ConfigError(message, hint=hint)

@@ -29,7 +29,6 @@ HANDSHAKE_TIMEOUT_S = 10
 PUBLIC_SUFFIX = ".key"
 SECRET_SUFFIX = ".key_secret"
 
-_PHASE = "reading keys"
 _PUBLIC_KEY = re.compile(r'^\s*public-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILINE)
 _SECRET_KEY = re.compile(r'^\s*secret-key\s*=\s*"([^"\s]{40})"\s*$', re.MULTILINE)
 
@@ -74,7 +73,6 @@ def check_remote(address: str, has_keys: bool) -> None:
     if not (has_keys or is_loopback(address)):
         raise ConfigError(
             f"{address} is reachable from other machines and needs keys",
-            phase="configuration",
             hint="create them with octavo keygen (docs/remote.md), or use an ipc:// or tcp://127.0.0.1 address",
         )
 
@@ -96,7 +94,7 @@ def write_pair(directory: Path, name: str) -> tuple[Path, Path]:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
                 file.write(text)
     except OSError as error:
-        raise ConfigError(f"cannot write keys: {error}", phase="writing keys", hint="choose another name") from None
+        raise ConfigError(f"cannot write keys: {error}", hint="choose another name") from None
     return paths
 
 
@@ -113,7 +111,7 @@ def read_engine_keys(secret_file: str, clients_path: str) -> EngineKeys:
     path = Path(clients_path)
     files = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(f"no client has a public key (*{PUBLIC_SUFFIX}) in {clients_path}", phase=_PHASE)
+        raise ConfigError(f"no client has a public key (*{PUBLIC_SUFFIX}) in {clients_path}")
     return EngineKeys(_read_secret(secret_file), frozenset(_read_key(file, _PUBLIC_KEY) for file in files))
 
 
@@ -140,7 +138,6 @@ def read_client_keys(secret_file: str | None, engine_file: str | None) -> Client
     if not (secret_file and engine_file):
         raise ConfigError(
             "client_secret_key_file and engine_public_key_file must be given together",
-            phase=_PHASE,
             hint="give both, or neither for an engine on this machine",
         )
     secret = _read_secret(secret_file)
@@ -180,7 +177,6 @@ class GroupKeys:
         if not (found and _is_key(found[1].encode())):
             raise ConfigError(
                 "OCTAVO_GROUP_SECRET_KEY holds no secret key",
-                phase=_PHASE,
                 hint="set it to the contents of a file NAME.key_secret, which octavo keygen creates",
             )
         return cls(found[1].encode())
@@ -201,7 +197,7 @@ def _read_secret(file: str) -> bytes:
     path = Path(file)
     key = _read_key(path, _SECRET_KEY)
     if path.stat().st_mode & 0o077:
-        raise ConfigError(f"others may read the secret key in {path}", phase=_PHASE, hint=f"chmod 600 {path}")
+        raise ConfigError(f"others may read the secret key in {path}", hint=f"chmod 600 {path}")
     return key
 
 
@@ -209,11 +205,11 @@ def _read_key(path: Path, pattern: "re.Pattern[str]") -> bytes:
     try:
         found = pattern.search(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the key in {path}: {error}", phase=_PHASE) from None
+        raise ConfigError(f"cannot read the key in {path}: {error}") from None
     key = found[1].encode() if found else b""
     if not _is_key(key):
         kind = "secret" if pattern is _SECRET_KEY else "public"
-        raise ConfigError(f"{path} holds no {kind} key", phase=_PHASE, hint="octavo keygen creates such files")
+        raise ConfigError(f"{path} holds no {kind} key", hint="octavo keygen creates such files")
     return key
 
 

@@ -76,7 +76,7 @@ class StartupError(OctavoError):
 
     Args:
         message: the root cause, in one line.
-        phase: what the process was doing ("loading weights", "binding sockets", ...).
+        phase: what a child process was doing ("loading weights", "binding sockets", ...); see `StartupFailed.phase`.
         hint: what the user can do about it, or "".
         details: the traceback of the process that failed, or "".
     """

@@ -48,7 +48,6 @@ def _module(path: str) -> ModuleType:
 def _error(message: str) -> ConfigError:
     return ConfigError(
         f"kv_transfer_config: {message}",
-        phase="loading the KV connector",
         hint="kv_connector_module_path is a module that the engine can import (PYTHONPATH) or a .py file, and "
         "kv_connector a class in it; docs/kv-connectors.md has an example",
     )

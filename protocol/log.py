@@ -106,9 +106,7 @@ def _apply(config: str) -> None:
     except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
         causes = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
         raise ConfigError(
-            f"log_config_file: {causes}",
-            phase="configuration",
-            hint="the file must be JSON for Python's logging.config.dictConfig",
+            f"log_config_file: {causes}", hint="the file must be JSON for Python's logging.config.dictConfig"
         ) from error
 
 

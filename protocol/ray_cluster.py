@@ -8,7 +8,6 @@ from octavo.protocol.errors import ConfigError, StartupError
 
 logger = logging.getLogger(__name__)
 
-_PHASE = "connecting to Ray"
 _NAMESPACE = "octavo"
 
 
@@ -29,15 +28,13 @@ def connect_to_ray() -> Any:
         import ray.util
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError(f"Ray cannot be used: {error}", phase=_PHASE, hint="pip install 'octavo[ray]'") from error
+        raise ConfigError(f"Ray cannot be used: {error}", hint="pip install 'octavo[ray]'") from error
     logger.info("connecting to Ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(address="auto", namespace=_NAMESPACE, log_to_driver=True, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise StartupError(
-            f"there is no Ray cluster: {error}", phase=_PHASE, hint="ray start --head, or set RAY_ADDRESS"
-        ) from error
+        raise StartupError(f"there is no Ray cluster: {error}", hint="ray start --head, or set RAY_ADDRESS") from error
     finally:
         for number, handler in handlers.items():  # Ray's handlers would end this process without draining
             signal.signal(number, handler)

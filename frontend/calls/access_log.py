@@ -34,7 +34,6 @@ class AccessLog:
         except OSError as error:
             raise ConfigError(
                 f"--access-log-file {path} cannot be written: {error.strerror}",
-                phase="configuration",
                 hint="name a file in a directory that exists, or - for standard output",
             ) from None
 

@@ -104,6 +104,5 @@ def require_no_services(config: ServerConfig) -> None:
         if getattr(config, name) is not None:
             raise ConfigError(
                 f"{name} belongs to the whole application, and create_router makes only its routes",
-                phase="configuration",
                 hint="use create_app, and mount it",
             )

@@ -111,18 +111,13 @@ def _exporter(endpoint: str) -> Any:
 
     protocol = Env.read().otlp_traces_protocol
     if protocol not in _EXPORTERS:
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is {protocol!r}",
-            phase="configuration",
-            hint=f"use {' or '.join(PROTOCOLS)}",
-        )
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is {protocol!r}", hint=f"use {' or '.join(PROTOCOLS)}")
     try:
         exporter = import_module(_EXPORTERS[protocol]).OTLPSpanExporter
         import_module("opentelemetry.sdk.trace")
     except ImportError as error:
         raise ConfigError(
             f"--otlp-traces-endpoint with {protocol} needs OpenTelemetry: {error}",
-            phase="configuration",
             hint="install octavo[otel], or leave the flag and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT out",
         ) from None
     if protocol == "grpc":

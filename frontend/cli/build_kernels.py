@@ -62,11 +62,11 @@ def run(argv: list[str]) -> int:
     command = [sys.executable, "-P", "-m", "octavo.kernels.native", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode not in (0, 1):
-        raise StartupError(f"the build failed with exit code {done.returncode}", phase="compiling kernels")
+        raise StartupError(f"the build failed with exit code {done.returncode}")
     if done.returncode:
         failed = msgspec.json.decode(done.stdout, type=KernelsFailed)
         print(failed.details, file=sys.stderr, end="")
-        raise StartupError(failed.reason, phase="compiling kernels", hint=failed.hint)
+        raise StartupError(failed.reason, hint=failed.hint)
     built = msgspec.json.decode(done.stdout, type=KernelsBuilt)
     how = f"compiled in {built.seconds:.1f} s by {built.compiler}" if built.compiler else "already there"
     print(f"{built.path}\n{built.isa}, {how}")

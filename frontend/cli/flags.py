@@ -150,7 +150,6 @@ def configurations(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCon
         if settings.get(name):
             raise ConfigError(
                 f"{name} applies only to a server that joins an engine, but this one starts its own",
-                phase="configuration",
                 hint=f"leave out {spelled(name)}, or name the engine with --join",
             )
     names = {info.name for info in server_fields()}
@@ -170,7 +169,6 @@ def joining_server(settings: Mapping[str, Any]) -> ServerConfig:
         if name not in own:
             raise ConfigError(
                 f"{name} configures an engine, but --join names one that is already running",
-                phase="configuration",
                 hint=f"leave out {'MODEL' if name == 'model' else spelled(name)}, or --join",
             )
     return server_config(settings)
@@ -187,13 +185,13 @@ def read_config_file(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", phase="configuration") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", phase="configuration") from None
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} must hold settings, one per line: name: value", phase="configuration")
+        raise ConfigError(f"{path} must hold settings, one per line: name: value")
     fields = {name: info for info in (*engine_fields(), *server_fields()) for name in (info.name, *info.aliases)}
     return dict(_file_setting(path, str(key), value, fields) for key, value in content.items())
 
@@ -205,13 +203,13 @@ def _file_setting(path: str, key: str, value: Any, fields: Mapping[str, FieldInf
     if name not in fields:
         close = difflib.get_close_matches(name, fields, n=1)
         hint = f"did you mean {close[0].replace('_', '-')}?" if close else "octavo serve --help lists every setting"
-        raise ConfigError(f"{path}: unknown setting {key!r}", phase="configuration", hint=hint)
+        raise ConfigError(f"{path}: unknown setting {key!r}", hint=hint)
     kinds = _kinds(fields[name].type)
     if isinstance(value, str) and int in kinds:
         try:
             value = _number(value, kinds)
         except ValueError as error:
-            raise ConfigError(f"{path}: {key}: {error}", phase="configuration") from None
+            raise ConfigError(f"{path}: {key}: {error}") from None
     if isinstance(value, str) and _is_list(fields[name].type):
         value = [value]
     return fields[name].name, value

@@ -90,9 +90,7 @@ def engine_now(argv: list[str]) -> EngineConfig:
     try:
         return configurations(read_settings(argv))[0]
     except SystemExit:  # the command line is unchanged, so the file no longer names a model
-        raise ConfigError(
-            "the configuration no longer names a model", phase="configuration", hint="check the --config file"
-        ) from None
+        raise ConfigError("the configuration no longer names a model", hint="check the --config file") from None
 
 
 def _serve(config: EngineConfig, server: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]) -> int:
@@ -110,9 +108,7 @@ def _host(config: EngineConfig, server: ServerConfig, reread: Callable[[], Engin
     """Run an engine without an HTTP server."""
     if server.api_server_count > 1:
         raise ConfigError(
-            "an engine without HTTP has no HTTP processes",
-            phase="configuration",
-            hint="leave out --headless or --api-server-count",
+            "an engine without HTTP has no HTTP processes", hint="leave out --headless or --api-server-count"
         )
     with _spawned(config, server, Timeline()) as engine:
         from octavo.frontend.headless import run_headless

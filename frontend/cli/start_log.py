@@ -23,7 +23,7 @@ def start_log(level: str, config_file: str | None = None) -> None:
     """
     name = _NEAREST.get(level.upper(), level.upper())
     if name not in LOG_LEVELS:
-        raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}", phase="configuration")
+        raise ConfigError(f"log_level: {level!r} is not one of {', '.join(LOG_LEVELS)}")
     configure_logging("Frontend", name, _read(config_file) if config_file else "")
 
 
@@ -36,7 +36,7 @@ def _read(config_file: str) -> str:
     try:
         text = Path(config_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"log_config_file: {error}", phase="configuration") from error
+        raise ConfigError(f"log_config_file: {error}") from error
     if not text.strip():
-        raise ConfigError(f"log_config_file: {config_file} is empty", phase="configuration")
+        raise ConfigError(f"log_config_file: {config_file} is empty")
     return text

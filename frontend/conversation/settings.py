@@ -69,7 +69,6 @@ class ChatSettings:
         if config.enable_auto_tool_choice and config.tool_call_parser is None:
             raise ConfigError(
                 "--enable-auto-tool-choice needs a tool parser",
-                phase="choosing the tool parser",
                 hint=f"add --tool-call-parser auto, or one of {', '.join(parser_names())}",
             )
         reasoning = None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser)
@@ -79,7 +78,6 @@ class ChatSettings:
             raise ConfigError(
                 f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} read "
                 "different formats",
-                phase="choosing the parsers",
                 hint="the format of GPT-OSS needs --tool-call-parser openai and --reasoning-parser openai_gptoss",
             )
         return cls(
@@ -101,7 +99,6 @@ def _tool_parser(name: str | None, template: ChatTemplate | None) -> type[ToolPa
     if found is None:
         raise ConfigError(
             "the chat template writes tool calls in no format that is known, or does not support tools",
-            phase="choosing the tool parser",
             hint=f"set --tool-call-parser to one of {', '.join(parser_names())}",
         )
     logger.info("the chat template writes tool calls for the parser %s", found)
@@ -114,9 +111,8 @@ def _template_defaults(text: str | None) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"default_chat_template_kwargs is not a JSON object: {error}",
-            phase="configuration",
             hint="""write --default-chat-template-kwargs '{"enable_thinking": false}'""",
         ) from None
     if reserved := defaults.keys() & RESERVED_VARIABLES:
-        raise ConfigError(f"default_chat_template_kwargs must not hold {min(reserved)!r}", phase="configuration")
+        raise ConfigError(f"default_chat_template_kwargs must not hold {min(reserved)!r}")
     return defaults

@@ -95,9 +95,7 @@ class ApiWorkers:
         except ChildExited as exited:
             raise exited.as_startup_error("starting an HTTP process") from None
         except TimeoutError:
-            raise StartupError(
-                f"an HTTP process was not ready within {READY_TIMEOUT_S:.0f} s", phase="starting an HTTP process"
-            ) from None
+            raise StartupError(f"an HTTP process was not ready within {READY_TIMEOUT_S:.0f} s") from None
         self._tasks = [asyncio.create_task(self._keep_alive(row), name=f"api_worker {row}") for row in rows]
 
     def terminate(self) -> None:

@@ -99,7 +99,7 @@ def chat_settings(client: AsyncClient, config: ServerConfig) -> ChatSettings:
         template = client.chat_template(config.chat_template_content_format)
     except InvalidRequestError as error:
         hint = "name the tool parser, or give a --chat-template"
-        raise ConfigError(error.message, phase="choosing the tool parser", hint=hint) from None
+        raise ConfigError(error.message, hint=hint) from None
     return ChatSettings.of(config, template)
 
 
@@ -110,7 +110,7 @@ def _usable(path: str | None, flag: str) -> Path | None:
         return usable_directory(Path(path).resolve())
     except OSError as error:
         message = f"{path} cannot be written to: {error.strerror}"
-        raise ConfigError(message, phase="configuration", hint=f"choose another {flag}") from None
+        raise ConfigError(message, hint=f"choose another {flag}") from None
 
 
 def _receipts(config: ServerConfig) -> ReceiptLog | None:
@@ -127,7 +127,6 @@ def require_no_batches(config: ServerConfig) -> None:
     if config.batch_dir is not None:
         raise ConfigError(
             "batch_dir is for octavo serve: nothing runs batches here",
-            phase="configuration",
             hint="leave it out; octavo run-batch runs a file of requests without a server",
         )
 
@@ -149,9 +148,7 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants
         import python_multipart  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--batch-dir needs python-multipart, which is not installed",
-            phase="configuration",
-            hint='pip install "octavo[batch]"',
+            "--batch-dir needs python-multipart, which is not installed", hint='pip install "octavo[batch]"'
         ) from None
     path = _usable(config.batch_dir, "--batch-dir")
     assert path is not None, "a path was given"
@@ -160,7 +157,6 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants
     except OSError as error:
         raise ConfigError(
             f"--batch-dir {path} cannot be used: {error.strerror}",
-            phase="configuration",
             hint="choose a directory that this user may write to, on a file system with hard links",
         ) from None
     return BatchService(directory, tasks, tenants)
@@ -184,7 +180,6 @@ def _responses(config: ServerConfig) -> ResponseStore:
     except sqlite3.Error as error:
         raise ConfigError(
             f"{config.response_store} cannot be used: {error}",
-            phase="configuration",
             hint="--response-store names an SQLite database in a directory that exists; it is made if it is missing",
         ) from None
 
@@ -195,7 +190,7 @@ def _check_chat_template(state: AppState) -> None:
         try:
             _ = state.chat_context.chat_template
         except InvalidRequestError as error:
-            raise ConfigError(error.message, phase="reading the chat template") from None
+            raise ConfigError(error.message) from None
 
 
 def admin_keys(config: ServerConfig) -> list[str]:

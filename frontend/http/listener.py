@@ -107,9 +107,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartupError(
-            f"{path} exists and is not a socket", phase="binding the HTTP socket", hint="choose another --uds path"
-        )
+        raise StartupError(f"{path} exists and is not a socket", hint="choose another --uds path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -127,4 +125,4 @@ def _bind_error(address: str, error: OSError) -> StartupError:
         errno.EADDRNOTAVAIL: ("is not an address of this machine", "use --host 127.0.0.1 or 0.0.0.0"),
     }
     reason, hint = reasons.get(error.errno or 0, (f"cannot be bound: {error.strerror or error}", "check --host"))
-    return StartupError(f"{address} {reason}", phase="binding the HTTP socket", hint=hint)
+    return StartupError(f"{address} {reason}", hint=hint)

@@ -87,7 +87,6 @@ def _load(name: str) -> Middleware:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--middleware {name} cannot be loaded: {error}",
-            phase="loading middleware",
             hint="use module.Class, with the module on Python's path (PYTHONPATH)",
         ) from None
     if inspect.isclass(found):
@@ -96,6 +95,5 @@ def _load(name: str) -> Middleware:
         return Middleware(BaseHTTPMiddleware, dispatch=found)
     raise ConfigError(
         f"--middleware {name} is neither a class nor a coroutine function",
-        phase="loading middleware",
         hint="name an ASGI middleware class, or async def f(request, call_next)",
     )

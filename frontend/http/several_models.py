@@ -47,7 +47,6 @@ def check_join(config: ServerConfig) -> None:
     if len(config.join or ()) > 1 and config.api_server_count > 1:
         raise ConfigError(
             "several HTTP processes serve the engines of one model only",
-            phase="configuration",
             hint="leave out --api-server-count, or separate the addresses of engines of one model by commas",
         )
 
@@ -72,7 +71,6 @@ def check_names(clients: Sequence[AsyncClient], addresses: Sequence[str]) -> Non
             ]
             raise ConfigError(
                 f"the engines at {' and '.join(owners)} both serve {name!r}",
-                phase="joining the engines",
                 hint="start one with another --served-model-name; separate addresses of engines of one model by commas",
             )
     for client in clients:
@@ -101,7 +99,6 @@ def config_of_each(config: ServerConfig, clients: Sequence[AsyncClient]) -> list
     if sum(can_load) > 1 and (config.lora_modules or config.lora_resolver_dir or Env.read().lora_resolver_dir):
         raise ConfigError(
             "--lora-modules and --lora-resolver-dir are for one model, but several engines have adapters",
-            phase="configuration",
             hint="load adapters with /v1/load_lora_adapter?model=NAME, under --allow-runtime-lora-updating",
         )
     without = msgspec.structs.replace(

@@ -9,8 +9,6 @@ from octavo.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-PHASE = "reading the TLS certificate"
-
 
 def check_tls(config: ServerConfig) -> bool:
     """Return whether the server uses TLS. Invalid files are reported at startup instead of at the first connection.
@@ -26,26 +24,23 @@ def check_tls(config: ServerConfig) -> bool:
             or config.enable_ssl_refresh
             or config.ssl_ciphers
         ):
-            raise ConfigError("TLS needs a certificate", phase=PHASE, hint="give --ssl-certfile, or no --ssl flag")
+            raise ConfigError("TLS needs a certificate", hint="give --ssl-certfile, or no --ssl flag")
         return False
     if config.ssl_cert_reqs and config.ssl_ca_certs is None:
         raise ConfigError(
             "client certificates are requested, but there is no CA to verify them",
-            phase=PHASE,
             hint="give --ssl-ca-certs, or --ssl-cert-reqs 0",
         )
     for path in filter(None, (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)):
         if not Path(path).is_file():
-            raise ConfigError(f"there is no file {path}", phase=PHASE)
+            raise ConfigError(f"there is no file {path}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if config.ssl_ciphers is not None:
         try:
             context.set_ciphers(config.ssl_ciphers)
         except ssl.SSLError:
             raise ConfigError(
-                f"{config.ssl_ciphers!r} names no cipher that OpenSSL knows",
-                phase=PHASE,
-                hint="`openssl ciphers` lists them",
+                f"{config.ssl_ciphers!r} names no cipher that OpenSSL knows", hint="`openssl ciphers` lists them"
             ) from None
     try:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
@@ -53,14 +48,13 @@ def check_tls(config: ServerConfig) -> bool:
         keyfile = config.ssl_keyfile or config.ssl_certfile
         raise ConfigError(
             f"{config.ssl_certfile} and the key in {keyfile} cannot be used: {_reason(error)}",
-            phase=PHASE,
             hint="both must be PEM files that belong together, the key without a password",
         ) from None
     try:
         if config.ssl_ca_certs:
             context.load_verify_locations(config.ssl_ca_certs)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"{config.ssl_ca_certs} cannot be used: {_reason(error)}", phase=PHASE) from None
+        raise ConfigError(f"{config.ssl_ca_certs} cannot be used: {_reason(error)}") from None
     return True
 
 

@@ -76,7 +76,7 @@ class Follower:
         try:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
-            raise StartupError(f"no HTTP process listens on {path}: {error.strerror}", phase="connecting") from None
+            raise StartupError(f"no HTTP process listens on {path}: {error.strerror}") from None
         return cls(reader, writer, join)
 
     async def client(self) -> AsyncClient:

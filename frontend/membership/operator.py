@@ -270,7 +270,6 @@ class EngineOperator:
                 raise ConfigError(
                     f"the engine at {connection.link.address} serves {connection.link.facts.model} with other weights "
                     "or settings, or on another kind of processor",
-                    phase="connecting",
                     hint="octavo admin engines replace exchanges the weights of all engines",
                 )
             self._engines.add(index, connection)
@@ -287,7 +286,7 @@ class EngineOperator:
             await self._forget(index)
             if isinstance(error, TimeoutError):
                 message = f"an HTTP process has not joined engine {index} within {JOIN_TIMEOUT_S:.0f} s"
-                raise StartupError(message, phase="connecting") from None
+                raise StartupError(message) from None
             raise
 
     async def _forget(self, index: int) -> None:

@@ -52,4 +52,4 @@ def _is_edge(value: object) -> bool:
 
 def _invalid(fault: str) -> ConfigError:
     hint = 'an example: {"time_to_first_token_seconds": [0.1, 0.5, 2]}'
-    return ConfigError(f"custom_histogram_buckets: {fault}", phase="configuration", hint=hint)
+    return ConfigError(f"custom_histogram_buckets: {fault}", hint=hint)

@@ -25,7 +25,6 @@ def check_draft_vocabulary(facts: ModelFacts, draft: ModelFacts) -> None:
             raise ConfigError(
                 f"speculative_config: model: token {token!r} has id {token_id} in the model, and "
                 f"{'none' if found is None else found} in the draft model {draft.model_path}",
-                phase="configuration",
                 hint="name a smaller model of the same family, with the same tokenizer",
             )
 

@@ -7,7 +7,6 @@ from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError
 
-PHASE = "reading the model's files"
 DUAL_ENCODERS = ("CLIPModel", "SiglipModel")
 
 _CLIP_TEXT: dict[str, Any] = {
@@ -44,19 +43,17 @@ def split_dual_encoder(
         ConfigError: a section or a size is missing, or a setting does not apply to such a model.
     """
     if config.model_impl == "transformers":
-        raise ConfigError(f"--model-impl transformers: {architecture} reads images", phase=PHASE, hint="leave it out")
+        raise ConfigError(f"--model-impl transformers: {architecture} reads images", hint="leave it out")
     is_clip = architecture == "CLIPModel"
     text, vision = (_section(hf_config, name) for name in ("text_config", "vision_config"))
     own = {**(_CLIP_TEXT if is_clip else _SIGLIP_TEXT), **text}
     width = hf_config.get("projection_dim", 512) if is_clip else text.get("projection_size", own["hidden_size"])
     vision_width = width if is_clip else vision.get("hidden_size", 768)
     if type(width) is not int or width < 1 or width != vision_width:
-        raise ConfigError(
-            f"config.json: vectors of texts have {width!r} numbers, and those of images {vision_width!r}", phase=PHASE
-        )
+        raise ConfigError(f"config.json: vectors of texts have {width!r} numbers, and those of images {vision_width!r}")
     size, patch_size = vision.get("image_size", 224), vision.get("patch_size", 32 if is_clip else 16)
     if not all(type(one) is int and one > 0 for one in (size, patch_size)):
-        raise ConfigError("config.json: image_size and patch_size must be positive integers", phase=PHASE)
+        raise ConfigError("config.json: image_size and patch_size must be positive integers")
     own = {key: value for key, value in own.items() if key not in _NOT_OF_TEXT}
     own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
     own |= {"projection_dim": width, "has_projection_bias": not is_clip}
@@ -75,5 +72,5 @@ def _section(hf_config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return a section without nulls; older CLIP files have parts of it in `text_config_dict` and similar keys."""
     section, older = hf_config.get(name) or {}, hf_config.get(f"{name}_dict") or {}
     if not isinstance(section, dict) or not isinstance(older, dict):
-        raise ConfigError(f"config.json: {name} is not an object", phase=PHASE)
+        raise ConfigError(f"config.json: {name} is not an object")
     return {key: value for key, value in {**section, **older}.items() if value is not None}

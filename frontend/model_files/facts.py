@@ -24,7 +24,6 @@ from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import LAYOUTS, has_weights
 
-PHASE = "reading the model's files"
 PARAMS = "params.json"
 """Configuration file of Mistral's own format."""
 
@@ -130,20 +129,14 @@ def _load_format(config: ModelConfig, path: Path) -> str:
     wanted = "auto" if config.load_format == "hf" else config.load_format
     if path.is_file():
         if wanted in LAYOUTS:
-            raise ConfigError(
-                f"--load-format {wanted}, but {path.name} is a single file", phase=PHASE, hint="use gguf or auto"
-            )
+            raise ConfigError(f"--load-format {wanted}, but {path.name} is a single file", hint="use gguf or auto")
         if path.suffix != ".gguf":
-            raise ConfigError(
-                f"{path} is neither a directory nor a .gguf file", phase=PHASE, hint="name the model's directory"
-            )
+            raise ConfigError(f"{path} is neither a directory nor a .gguf file", hint="name the model's directory")
         return "dummy" if wanted == "dummy" else "gguf"
     if wanted == "dummy":
         return wanted
     if wanted == "gguf":
-        raise ConfigError(
-            f"--load-format gguf, but {path} is a directory in Hugging Face layout", phase=PHASE, hint="name the file"
-        )
+        raise ConfigError(f"--load-format gguf, but {path} is a directory in Hugging Face layout", hint="name the file")
     candidates = list(LAYOUTS) if wanted == "auto" else [wanted]
     if _config_format(config, path) == "mistral":
         candidates.sort(key="mistral".__ne__)
@@ -153,7 +146,6 @@ def _load_format(config: ModelConfig, path: Path) -> str:
     kinds = "neither *.safetensors nor *.bin or *.pt" if wanted == "auto" else f"none for --load-format {wanted}"
     raise ConfigError(
         f"no weights in {path}: {kinds}",
-        phase=PHASE,
         hint="check the directory; --load-format dummy runs a model with random weights",
     )
 
@@ -175,14 +167,10 @@ def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
 def _read_config(config: ModelConfig, home: Path) -> dict[str, Any]:
     if _config_format(config, home) == "mistral":
         if not (home / PARAMS).is_file():
-            raise ConfigError(
-                f"no {PARAMS} in {home}", phase=PHASE, hint="leave out --config-format mistral to read config.json"
-            )
+            raise ConfigError(f"no {PARAMS} in {home}", hint="leave out --config-format mistral to read config.json")
         return mistral.hf_config(read_json(home / PARAMS))
     if not (home / "config.json").is_file():
-        raise ConfigError(
-            f"no config.json in {home}", phase=PHASE, hint="name a directory in Hugging Face layout or a .gguf file"
-        )
+        raise ConfigError(f"no config.json in {home}", hint="name a directory in Hugging Face layout or a .gguf file")
     return read_json(home / "config.json")
 
 
@@ -199,7 +187,7 @@ def _overrides(name: str, overrides: Mapping[str, Any] | str | None) -> dict[str
     except msgspec.DecodeError as error:
         flag = name.replace("_", "-")
         raise ConfigError(
-            f"{name} is not a JSON object: {error}", phase=PHASE, hint=f"""write --{flag} '{{"name": value}}'"""
+            f"{name} is not a JSON object: {error}", hint=f"""write --{flag} '{{"name": value}}'"""
         ) from None
 
 
@@ -214,7 +202,6 @@ def _read_generation_config(config: ModelConfig, home: Path) -> dict[str, Any]:
     if not (directory / "generation_config.json").is_file():
         raise ConfigError(
             f"no generation_config.json in {directory}",
-            phase=PHASE,
             hint="--generation-config is auto, vllm or a directory that holds one",
         )
     return read_json(directory / "generation_config.json")
@@ -225,7 +212,6 @@ def _architecture(hf_config: dict[str, Any], home: Path) -> str:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ConfigError(
             f"config.json in {home} names no architectures",
-            phase=PHASE,
             hint='add for example "architectures": ["LlamaForCausalLM"]',
         )
     return names[0]
@@ -235,7 +221,7 @@ def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None
     """Return the value of the first key that is set, an integer of at least 1."""
     found = next((hf_config[name] for name in names if hf_config.get(name) is not None), default)
     if type(found) is not int or found < 1:
-        raise ConfigError(f"config.json: {names[0]} must be a positive integer, not {found!r}", phase=PHASE)
+        raise ConfigError(f"config.json: {names[0]} must be a positive integer, not {found!r}")
     return found
 
 
@@ -279,7 +265,6 @@ def _quantization_config(hf_config: dict[str, Any], home: Path) -> dict[str, Any
             if not isinstance(section, dict):
                 raise ConfigError(
                     f"{home / name}: 'quantization' is {section!r}; expected an object",
-                    phase=PHASE,
                     hint="remove the file if the weights are not quantized",
                 )
             return {"quantization_config": {"quant_method": method, **section}}
@@ -292,7 +277,7 @@ def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:
     short = re.sub(r"^torch\.", "", str(name))
     if short not in _DTYPES:
         raise ConfigError(
-            f"config.json: weights of type {short} are not supported", phase=PHASE, hint=f"one of {', '.join(_DTYPES)}"
+            f"config.json: weights of type {short} are not supported", hint=f"one of {', '.join(_DTYPES)}"
         )
     return short
 
@@ -304,5 +289,5 @@ def _eos_token_ids(generation: dict[str, Any], hf_config: dict[str, Any]) -> lis
         found = hf_config.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-        raise ConfigError(f"eos_token_id must be a token id or a list of them, not {found!r}", phase=PHASE)
+        raise ConfigError(f"eos_token_id must be a token id or a list of them, not {found!r}")
     return ids

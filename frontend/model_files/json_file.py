@@ -18,7 +18,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}", phase="reading the model's files") from error
+        raise ConfigError(f"cannot read {file}: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} does not hold a JSON object", phase="reading the model's files")
+        raise ConfigError(f"{file} does not hold a JSON object")
     return value

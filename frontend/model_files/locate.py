@@ -15,8 +15,6 @@ from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import LAYOUTS, gguf_parts, has_weights
 
-PHASE = "locating the model"
-
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = [
     "tokenizer*",
@@ -123,7 +121,7 @@ def locate_adapter(name: str, download_dir: str | None, env: Env) -> Path:
         return path.absolute()
     hub_id, _, revision = name.partition("@")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(hub_id):
-        raise ConfigError(f"no such directory: {path}", phase=PHASE, hint="check the path, or use a hub id: org/name")
+        raise ConfigError(f"no such directory: {path}", hint="check the path, or use a hub id: org/name")
     hub = _Hub("adapter", hub_id, revision or None, download_dir, None)
     cached = _cached(hub, [None], _ADAPTER_FILES)
     is_complete = cached and all(any((cached / name).is_file() for name in names) for names in _ADAPTER_PARTS)
@@ -143,7 +141,7 @@ def _locate(
     if path.exists():
         return path.resolve()
     if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"no such file or directory: {path}", phase=PHASE, hint="check the path")
+        raise ConfigError(f"no such file or directory: {path}", hint="check the path")
     hub = _Hub("model", name, revision, config.download_dir, config.hf_token)
     return _cached(hub, formats, patterns) or _downloaded(hub, env, formats, patterns)
 
@@ -155,7 +153,7 @@ def _only_gguf(directory: Path) -> Path | None:
     files = sorted(directory.glob("*.gguf"))
     if len(files) > 1 and not set(files) <= set(gguf_parts(files[0])):
         names = ", ".join(file.name for file in files)
-        raise ConfigError(f"{directory} holds several models: {names}", phase=PHASE, hint="name one of the files")
+        raise ConfigError(f"{directory} holds several models: {names}", hint="name one of the files")
     return files[0] if files else None
 
 
@@ -169,7 +167,7 @@ def _cached(hub: _Hub, formats: Sequence[str | None], patterns: list[str]) -> Pa
         return None
     except HFValidationError as error:
         raise ConfigError(
-            f"neither an existing path nor a valid hub id: {hub.name}", phase=PHASE, hint="use org/name or a path"
+            f"neither an existing path nor a valid hub id: {hub.name}", hint="use org/name or a path"
         ) from error
     return path if any(load_format is None or _is_complete(path, load_format) for load_format in formats) else None
 
@@ -188,7 +186,6 @@ def _downloaded(hub: _Hub, env: Env, formats: Sequence[str | None], patterns: li
     if env.is_offline:
         raise ConfigError(
             f"{name} is neither a local path nor complete in the hub cache, and HF_HUB_OFFLINE=1 forbids a download",
-            phase=PHASE,
             hint=f"unset HF_HUB_OFFLINE, or {elsewhere}",
         )
     try:
@@ -200,19 +197,15 @@ def _downloaded(hub: _Hub, env: Env, formats: Sequence[str | None], patterns: li
     except GatedRepoError as error:
         raise ConfigError(
             f"{name} is gated: it needs an account that has accepted its terms",
-            phase=PHASE,
             hint=f"accept the terms on the {hub.kind}'s page, then: hf auth login, or --hf-token",
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigError(f"{name} has no revision {hub.revision!r} on the hub", phase=PHASE) from error
+        raise ConfigError(f"{name} has no revision {hub.revision!r} on the hub") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
             f"no {hub.kind} named {name}, neither locally nor on the hub",
-            phase=PHASE,
             hint=f"check the name; a private {hub.kind} needs: hf auth login, or --hf-token",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"{name} is not a local path, and the download failed: {reason}", phase=PHASE, hint=elsewhere
-        ) from error
+        raise ConfigError(f"{name} is not a local path, and the download failed: {reason}", hint=elsewhere) from error

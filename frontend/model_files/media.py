@@ -14,8 +14,6 @@ from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import Kind
 from octavo.protocol.peft_lora import read_peft_lora
 
-PHASE = "reading the model's files"
-
 ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
@@ -185,7 +183,6 @@ def split_config(
     if kind not in kinds:
         raise ConfigError(
             f"{architecture} with a language model of type {kind!r} is not supported",
-            phase=PHASE,
             hint=f"its text_config needs a model_type among {', '.join(kinds)}",
         )
     _reject_unsupported(text, architecture)
@@ -226,7 +223,7 @@ def _split_retriever(
     """
     inner, width = hf_config.get("vlm_config"), hf_config.get("embedding_dim", 128)
     if not isinstance(inner, dict) or type(width) is not int or width < 1:
-        raise ConfigError(f"config.json: {architecture} needs vlm_config, and a positive embedding_dim", phase=PHASE)
+        raise ConfigError(f"config.json: {architecture} needs vlm_config, and a positive embedding_dim")
     inner = {**inner, **{key: hf_config[key] for key in ("dtype", "torch_dtype") if hf_config.get(key) is not None}}
     config = replace(config, runner="auto" if config.runner == "pooling" else config.runner)
     own, text_architecture, media = split_config(inner, RETRIEVERS[architecture], home, config, is_inside=True)
@@ -253,18 +250,17 @@ def _reject_model(architecture: str, config: ModelConfig, *, is_inside: bool) ->
     if architecture not in (*ARCHITECTURES, *AUDIO_ARCHITECTURES) and not is_inside:
         raise ConfigError(
             f"{architecture} reads images or audio, and octavo has no encoder for it",
-            phase=PHASE,
             hint=f"use a text model, or one of {', '.join(dict.fromkeys((*ARCHITECTURES, *AUDIO_ARCHITECTURES)))}",
         )
     if config.model_impl == "transformers" or config.runner == "pooling":
         setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
-        raise ConfigError(f"{setting}: {architecture} reads media", phase=PHASE, hint="leave it out")
+        raise ConfigError(f"{setting}: {architecture} reads media", hint="leave it out")
 
 
 def _reject_unsupported(text: dict[str, Any], architecture: str) -> None:
     """Raise `ConfigError` for variants of an architecture that octavo does not compute."""
     if text.get("qk_layer_norms") or text.get("use_resampler"):
-        raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
+        raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported")
 
 
 def _with_adapters(media: MediaFacts, home: Path) -> MediaFacts:
@@ -298,7 +294,7 @@ def _token_id(hf_config: dict[str, Any], kind: Kind, vocab_size: int) -> int:
     key = f"{kind}_token_index"
     token_id = hf_config.get(f"{kind}_token_id", hf_config.get(key))
     if type(token_id) is not int or not 0 <= token_id < vocab_size:
-        raise ConfigError(f"config.json: {key} is {token_id!r}; expected a token of the vocabulary", phase=PHASE)
+        raise ConfigError(f"config.json: {key} is {token_id!r}; expected a token of the vocabulary")
     return token_id
 
 
@@ -324,7 +320,7 @@ def _split_speech(
     """
     if config.model_impl == "transformers" or config.runner == "pooling":
         setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
-        raise ConfigError(f"{setting}: {architecture} transcribes audio", phase=PHASE, hint="leave it out")
+        raise ConfigError(f"{setting}: {architecture} transcribes audio", hint="leave it out")
     names = {
         "d_model": "hidden_size",
         "decoder_layers": "num_hidden_layers",
@@ -335,7 +331,7 @@ def _split_speech(
     sizes = (*names, "vocab_size", "decoder_ffn_dim", "max_source_positions", "num_mel_bins")
     for key in (*sizes, "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"):
         if type(hf_config.get(key)) is not int or hf_config[key] < 1:
-            raise ConfigError(f"config.json: {key} is {hf_config.get(key)!r}; expected a positive integer", phase=PHASE)
+            raise ConfigError(f"config.json: {key} is {hf_config.get(key)!r}; expected a positive integer")
     own = {ours: hf_config[theirs] for theirs, ours in names.items()}
     own |= {key: hf_config[key] for key in kept if hf_config.get(key) is not None}
     media = MediaFacts(

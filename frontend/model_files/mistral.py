@@ -7,8 +7,6 @@ from typing import Any
 
 from octavo.protocol.errors import ConfigError
 
-PHASE = "reading params.json"
-
 _NAMES = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
@@ -33,7 +31,7 @@ def hf_config(params: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a key is missing or unknown.
     """
     if missing := sorted(_NAMES.keys() - params.keys()):
-        raise ConfigError(f"params.json has no {', '.join(missing)}", phase=PHASE)
+        raise ConfigError(f"params.json has no {', '.join(missing)}")
     _check_known(params)
     config = {ours: params[theirs] for theirs, ours in _NAMES.items()}
     config |= {ours: params[theirs] for theirs, ours in _OPTIONAL.items() if params.get(theirs) is not None}
@@ -60,9 +58,7 @@ def _theta(params: dict[str, Any]) -> float:
         return float(theta)
     if params.get("sliding_window"):
         return 10000.0  # value of the first Mistral, whose file does not contain it
-    raise ConfigError(
-        "params.json has no rope_theta", phase=PHASE, hint="""add it, for example "rope_theta": 1000000.0"""
-    )
+    raise ConfigError("params.json has no rope_theta", hint="""add it, for example "rope_theta": 1000000.0""")
 
 
 def _check_known(params: dict[str, Any]) -> None:
@@ -82,6 +78,5 @@ def _check_known(params: dict[str, Any]) -> None:
         values = ", ".join(f"{key} ({params[key]!r:.40})" for key in unknown)
         raise ConfigError(
             f"params.json has {values}, which octavo does not know and which may change what the model computes",
-            phase=PHASE,
             hint="use the model's files in Hugging Face layout: --config-format hf --load-format safetensors",
         )

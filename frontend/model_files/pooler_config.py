@@ -97,6 +97,5 @@ def invalid_pooler_config(message: str) -> ConfigError:
     """Return the error for a field that is invalid, either in itself or for this model."""
     return ConfigError(
         f"pooler_config: {message}",
-        phase="configuration",
         hint="""write --pooler-config '{"pooling_type": "MEAN"}'; docs/pooling.md lists the fields""",
     )

@@ -19,8 +19,6 @@ from octavo.protocol.config import ModelConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.pooling import Activation, Conversion, DenseLayer, PoolingFacts, PoolingType
 
-PHASE = "reading the model's files"
-
 _ENCODER = re.compile(
     "(Bert|Roberta|XLMRoberta|XLMRobertaXL|Camembert|DistilBert|Electra|MPNet|ModernBert|NomicBert|New|Gte|GteNew|"
     "EuroBert|JinaBert|Siglip)(Model|ForMaskedLM|ForPreTraining|EmbeddingModel|For(Sequence|Token)Classification)"
@@ -62,7 +60,6 @@ class _Modules:
         if order != ["Pooling", *["Dense"] * kinds.count("Dense"), *["Normalize"] * kinds.count("Normalize")]:
             raise ConfigError(
                 f"modules.json: the modules {', '.join(kinds)} are not supported",
-                phase=PHASE,
                 hint="octavo computes Transformer, Pooling, any number of Dense, and Normalize, in this order",
             )
         self.has_normalize = "Normalize" in kinds
@@ -101,21 +98,18 @@ def read_pooling_facts(
         if pooler != PoolerConfig():
             raise ConfigError(
                 f"pooler_config has no effect: {architecture} generates text here",
-                phase=PHASE,
                 hint="add --runner pooling, or leave out --pooler-config",
             )
         if hf_config.get("is_causal") is False or hf_config.get("use_bidirectional_attention"):
             raise ConfigError(
                 f"{architecture} cannot generate text: its tokens attend to later ones (is_causal or "
                 "use_bidirectional_attention in config.json)",
-                phase=PHASE,
                 hint="use --runner pooling",
             )
         return None
     if is_gguf:
         raise ConfigError(
             "--runner pooling is not supported for GGUF files",
-            phase=PHASE,
             hint="name the directory of the model in Hugging Face layout",
         )
     facts = _model_facts(config, home, architecture, hf_config, pooler, modules)
@@ -199,14 +193,11 @@ def _is_pooling(config: ModelConfig, architecture: str, hf_config: Mapping[str, 
     """Resolve `--runner auto`."""
     is_pooling_class = _is_pooling_class(architecture, hf_config)
     if config.runner == "generate" and is_pooling_class:
-        raise ConfigError(
-            f"--runner generate, but {architecture} does not generate text", phase=PHASE, hint="use --runner auto"
-        )
+        raise ConfigError(f"--runner generate, but {architecture} does not generate text", hint="use --runner auto")
     if config.runner != "auto":
         if config.runner == "generate" and config.convert not in ("auto", "none"):
             raise ConfigError(
                 f"--convert {config.convert} makes a pooling model, but --runner is generate",
-                phase=PHASE,
                 hint="use --runner pooling",
             )
         return config.runner == "pooling"
@@ -233,7 +224,6 @@ def _conversion(config: ModelConfig, architecture: str, hf_config: Mapping[str, 
     if config.convert == "none" and not _is_pooling_class(architecture, hf_config) and modules.pooling is None:
         raise ConfigError(
             f"--convert none, but {architecture} generates text",
-            phase=PHASE,
             hint="use --convert embed or classify, or --runner generate",
         )
     return "embed"
@@ -280,7 +270,6 @@ def _file_pooling(file: Path) -> PoolingType:
     if len(modes) != 1 or modes[0] not in _POOLING_MODES:
         raise ConfigError(
             f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'of nothing'}, which octavo does not have",
-            phase=PHASE,
             hint="""--pooler-config '{"pooling_type": "MEAN"}' chooses one of CLS, LAST and MEAN instead""",
         )
     return _POOLING_MODES[str(modes[0])]
@@ -298,7 +287,7 @@ def _dense_layer(home: Path, path: str) -> DenseLayer:
             activation=named_activation(values.get("activation_function", "Identity"), str(file)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file}: in_features and out_features must be integers ({error})", phase=PHASE) from None
+        raise ConfigError(f"{file}: in_features and out_features must be integers ({error})") from None
 
 
 def _dimensions(hf_config: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -331,7 +320,7 @@ def _read_list(file: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}", phase=PHASE) from error
+        raise ConfigError(f"cannot read {file}: {error}") from error
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ConfigError(f"{file} does not hold a list of modules", phase=PHASE)
+        raise ConfigError(f"{file} does not hold a list of modules")
     return found

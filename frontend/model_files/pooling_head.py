@@ -7,8 +7,6 @@ from octavo.protocol.config import ModelConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.pooling import Activation
 
-PHASE = "reading the model's files"
-
 _ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Tanh": "tanh",
@@ -24,9 +22,7 @@ def named_activation(name: object, source: str) -> Activation:
     """Return an activation by its name in torch, such as "torch.nn.modules.activation.Tanh"."""
     short = str(name).rsplit(".", 1)[-1]
     if short not in _ACTIVATIONS:
-        raise ConfigError(
-            f"{source}: the activation {name} is not supported", phase=PHASE, hint=f"one of {', '.join(_ACTIVATIONS)}"
-        )
+        raise ConfigError(f"{source}: the activation {name} is not supported", hint=f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[short]
 
 
@@ -54,7 +50,7 @@ def num_labels_of(architecture: str, hf_config: Mapping[str, Any]) -> int:
         return 2 if architecture.endswith("ForProcessRewardModel") else 1
     labels = hf_config.get("num_labels") or len(hf_config.get("id2label") or ()) or 2
     if type(labels) is not int or labels < 1:
-        raise ConfigError(f"config.json: num_labels must be a positive integer, not {labels!r}", phase=PHASE)
+        raise ConfigError(f"config.json: num_labels must be a positive integer, not {labels!r}")
     return labels
 
 
@@ -73,16 +69,13 @@ def score_token_ids_of(config: ModelConfig, path: str | None, hf_config: Mapping
     if not isinstance(tokens, list) or len(tokens) != 2 or method != "from_2_way_softmax":
         raise ConfigError(
             f"classifier_from_token {tokens!r} with method {method!r} is not supported",
-            phase=PHASE,
             hint="""for Qwen3-Reranker: --hf-overrides '{"architectures": ["Qwen3ForSequenceClassification"], """
             """"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'""",
         )
     if path is None:
-        raise ConfigError(
-            "classifier_from_token needs a tokenizer", phase=PHASE, hint="leave out --skip-tokenizer-init"
-        )
+        raise ConfigError("classifier_from_token needs a tokenizer", hint="leave out --skip-tokenizer-init")
     tokenizer = Tokenizer.load(path, config.tokenizer_mode)
     ids = [tokenizer.token_id(str(token)) for token in tokens]
     if None in ids:
-        raise ConfigError(f"classifier_from_token {tokens!r}: not all of them are tokens of the model", phase=PHASE)
+        raise ConfigError(f"classifier_from_token {tokens!r}: not all of them are tokens of the model")
     return tuple(cast(list[int], ids))

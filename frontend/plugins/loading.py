@@ -15,9 +15,6 @@ from octavo.frontend.tools.registry import register_tool_parser
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.module_files import NotAPythonFileError, load_module_of_file
 
-_PHASE = "loading a plugin"
-
-
 _METHODS = {
     "tool": ("extract_tool_calls", "extract_tool_calls_streaming"),
     "reasoning": ("extract_reasoning", "extract_reasoning_streaming"),
@@ -42,12 +39,12 @@ def load_plugin(file: str, flag: str) -> None:
             module = load_module_of_file(file, PLUGIN)
             _register(before, _registered() if is_real else _registered_here(), module)
     except NotAPythonFileError as error:
-        raise ConfigError(f"{flag}: {error}", phase=_PHASE) from None
+        raise ConfigError(f"{flag}: {error}") from None
     except ConfigError:
         raise
     except Exception as error:
         hint = "docs/plugins.md lists what plugins for vLLM can import" if isinstance(error, ImportError) else ""
-        raise ConfigError(f"{flag} {file}: {type(error).__name__}: {error}", phase=_PHASE, hint=hint) from error
+        raise ConfigError(f"{flag} {file}: {type(error).__name__}: {error}", hint=hint) from error
 
 
 Registered = Mapping[tuple[str, str], Any]

@@ -72,7 +72,6 @@ def reasoning_parser(name: str) -> ReasoningParser:
     if parser is None:
         raise ConfigError(
             f"unknown reasoning parser {name!r}",
-            phase="choosing the reasoning parser",
             hint=f"--reasoning-parser is one of {', '.join(reasoning_parser_names())}, or what "
             "--reasoning-parser-plugin registers",
         )

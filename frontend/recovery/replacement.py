@@ -21,7 +21,7 @@ def require_same_tokens(
         for token_id in range(new.model.vocab_size)
     ):
         message = f"{new.model.model_path} has other tokens than {old.model.model_path}"
-        raise ConfigError(message, phase="configuration", hint="start another engine instead")
+        raise ConfigError(message, hint="start another engine instead")
 
 
 def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
@@ -34,7 +34,6 @@ def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
         raise ConfigError(
             f"data_parallel_size {new.data_parallel_size}: {old.data_parallel_size} engines run, and a restart does "
             "not change their number",
-            phase="configuration",
             hint=f"leave --data-parallel-size at {old.data_parallel_size}, and use octavo admin engines add or remove",
         )
 
@@ -70,7 +69,6 @@ def require_same_model(configs: Mapping[str, ResolvedConfig]) -> None:
         if _model_of(other) != _model_of(first):
             raise ConfigError(
                 f"the engine at {address} serves {_described(other)}, and that at {first_address} {_described(first)}",
-                phase="connecting",
                 hint="requests go to any of the engines: join those of one model, in one type",
             )
 
@@ -90,7 +88,6 @@ def require_same_bits(identities: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"the engine at {address} does not compute the same bits as that at {first_address}: their weights, "
                 "settings, releases or kinds of processors differ",
-                phase="connecting",
                 hint="requests may move between the engines: join those that are alike",
             )
 

@@ -82,9 +82,7 @@ def read_tenants(path: Path, *, has_priorities: bool) -> dict[bytes, Tenant]:
 
 
 def _invalid(path: Path, fault: str) -> ConfigError:
-    return ConfigError(
-        f"--tenants {path}: {fault}", phase="reading the tenants file", hint="docs/tenants.md describes the file"
-    )
+    return ConfigError(f"--tenants {path}: {fault}", hint="docs/tenants.md describes the file")
 
 
 class TenantsFile:

@@ -110,7 +110,6 @@ class TokenBytes:
                 case _:
                     raise ConfigError(
                         f"tokenizer decoder {json.dumps(step)} is not supported",
-                        phase="loading the tokenizer",
                         hint="octavo reads byte-level, SentencePiece-style and WordPiece tokenizers",
                     )
 

@@ -22,7 +22,6 @@ _FAST_FILE = "tokenizer.json"
 _TEKKEN_FILE = "tekken.json"
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_PHASE = "loading the tokenizer"
 
 TokenizerParts: TypeAlias = tuple[FastTokenizer, dict[str, str], dict[str, str]]
 """The tokenizer, the texts of its named special tokens, and its chat templates by name."""
@@ -67,7 +66,7 @@ def _read_tekken(path: Path) -> TokenizerParts:
     """Read Mistral's own format. Texts begin with BOS, as in `mistral-common`, which also has the chat templates."""
     file = path / _TEKKEN_FILE
     if not file.is_file():
-        raise ConfigError(f"no {_TEKKEN_FILE} in {path}", phase=_PHASE, hint="leave out --tokenizer-mode mistral")
+        raise ConfigError(f"no {_TEKKEN_FILE} in {path}", hint="leave out --tokenizer-mode mistral")
     try:
         from transformers.integrations.mistral import convert_tekken_tokenizer
 
@@ -89,12 +88,10 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
         if unread := [name for name in (_FAST_FILE, _TEKKEN_FILE) if _has(path, name)]:
             raise ConfigError(
                 f"the tokenizer in {path} has only {' and '.join(unread)}, which mode {mode} does not read",
-                phase=_PHASE,
                 hint=f"leave out --tokenizer-mode {mode}",
             )
         raise ConfigError(
             f"no tokenizer in {path}: neither {_FAST_FILE} nor {', '.join((*_SLOW_FILES, _TEKKEN_FILE))}",
-            phase=_PHASE,
             hint="name the directory that holds it with --tokenizer",
         )
     from transformers import AutoTokenizer
@@ -111,7 +108,6 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
             if "auto_map" in read_json(path / "tokenizer_config.json"):
                 raise ConfigError(
                     f"the tokenizer in {path} is implemented by code in its repository, which octavo never runs",
-                    phase=_PHASE,
                     hint=f"name a directory that holds a {_FAST_FILE} with --tokenizer",
                 ) from error
             raise _unreadable(path, error) from error
@@ -124,7 +120,6 @@ def _backend(tokenizer: "PreTrainedTokenizerBase", path: Path) -> FastTokenizer:
     if not isinstance(fast, FastTokenizer):
         raise ConfigError(
             f"the tokenizer in {path} ({type(tokenizer).__name__}) cannot be converted to the tokenizers library",
-            phase=_PHASE,
             hint=f"name a directory that holds a {_FAST_FILE} with --tokenizer",
         )
     return fast
@@ -132,7 +127,7 @@ def _backend(tokenizer: "PreTrainedTokenizerBase", path: Path) -> FastTokenizer:
 
 def _unreadable(path: Path, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(f"cannot read the tokenizer {path}: {reason}", phase=_PHASE)
+    return ConfigError(f"cannot read the tokenizer {path}: {reason}")
 
 
 def _make_special(fast: FastTokenizer, texts: Iterable[str]) -> None:

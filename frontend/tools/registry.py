@@ -14,7 +14,6 @@ from octavo.protocol.errors import ConfigError
 
 Parser = TypeVar("Parser", bound=type[ToolParser])
 
-_PHASE = "choosing the tool parser"
 
 _parsers: dict[str, type[ToolParser]] = {
     "cohere_command3": json_formats.CohereParser,
@@ -83,7 +82,6 @@ def tool_parser(name: str) -> type[ToolParser]:
     if name not in _parsers:
         raise ConfigError(
             f"unknown tool parser {name!r}",
-            phase=_PHASE,
             hint=f"--tool-call-parser is one of {', '.join(parser_names())}, or what --tool-parser-plugin registers",
         )
     return _parsers[name]

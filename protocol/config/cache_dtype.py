@@ -6,8 +6,6 @@ from octavo.protocol.config.model import DtypeName
 from octavo.protocol.config.weight_format import asks_for_float8_cache
 from octavo.protocol.errors import ConfigError
 
-_PHASE = "configuration"
-
 
 def resolve_kv_cache_dtype(
     config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName
@@ -34,7 +32,6 @@ def _chosen(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: D
     if requested == "fp8_e5m2":
         raise ConfigError(
             "kv_cache_dtype fp8_e5m2: an 8-bit float KV cache has three mantissa bits here",
-            phase=_PHASE,
             hint="use --kv-cache-dtype fp8 (fp8_e4m3), which has scales, or int8",
         )
     if requested in ("fp8", "fp8_e4m3"):
@@ -43,14 +40,13 @@ def _chosen(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: D
         return requested
     raise ConfigError(
         f"kv_cache_dtype {requested} with a model of {dtype} on {device}",
-        phase=_PHASE,
         hint=f"use --kv-cache-dtype auto, which is {dtype} here, fp8 or int8",
     )
 
 
 def _check_measured_scales(config: EngineConfig, facts: ModelFacts, dtype: KVCacheDtypeName) -> None:
     def refuse(reason: str, hint: str) -> ConfigError:
-        return ConfigError(f"--calculate-kv-scales: {reason}", phase=_PHASE, hint=hint)
+        return ConfigError(f"--calculate-kv-scales: {reason}", hint=hint)
 
     if dtype != "fp8":
         reason = "each int8 key and value has a scale of its own" if dtype == "int8" else f"{dtype} has no scales"
@@ -75,13 +71,10 @@ def require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
     """
     if device != "cpu":
         raise ConfigError(
-            f"{flag} needs the native kernels, which run on the CPU only",
-            phase=_PHASE,
-            hint=f"use --device cpu, or leave out {flag}",
+            f"{flag} needs the native kernels, which run on the CPU only", hint=f"use --device cpu, or leave out {flag}"
         )
     if config.device.cpu_kernels == "torch":
         raise ConfigError(
             f"{flag} needs the native kernels, which --cpu-kernels torch disables",
-            phase=_PHASE,
             hint=f"leave out --cpu-kernels torch or {flag}",
         )

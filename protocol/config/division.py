@@ -42,9 +42,7 @@ def check_division(facts: ModelFacts, size: int) -> None:
     """
     if problem := division_problem(facts, size):
         sizes = [str(other) for other in range(1, facts.num_heads + 1) if not division_problem(facts, other)]
-        raise ConfigError(
-            f"--tensor-parallel-size {size} {problem}", phase="configuration", hint=f"use one of {', '.join(sizes)}"
-        )
+        raise ConfigError(f"--tensor-parallel-size {size} {problem}", hint=f"use one of {', '.join(sizes)}")
 
 
 def division_problem(facts: ModelFacts, size: int) -> str | None:

@@ -80,6 +80,5 @@ def _bytes(given: KVTransferFields, value: Any) -> float:
 def _error(message: str) -> ConfigError:
     return ConfigError(
         f"kv_transfer_config: {message}",
-        phase="configuration",
         hint="use --kv-offloading-size GiB, and --kv-offloading-path DIR for files; docs/kv-offloading.md",
     )

@@ -50,16 +50,13 @@ def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | 
     except msgspec.DecodeError as error:  # `convert` raises this too
         raise ConfigError(
             f"kv_events_config: {error}",
-            phase="configuration",
             hint=f"it is a JSON object with some of {', '.join(KVEventsConfig.__struct_fields__)}",
         ) from None
     for name in ("endpoint", "replay_endpoint"):
         value = getattr(config, name)
         if value is not None and not value.startswith(("tcp://", "ipc://")):
             raise ConfigError(
-                f"kv_events_config: {name} {value!r} is no address",
-                phase="configuration",
-                hint="use tcp://127.0.0.1:5557 or ipc:///path",
+                f"kv_events_config: {name} {value!r} is no address", hint="use tcp://127.0.0.1:5557 or ipc:///path"
             )
     is_published = config.enable_kv_cache_events and config.publisher != "null"
     return config if is_published else None
@@ -79,7 +76,6 @@ def endpoint_of_engine(endpoint: str, engine_index: int) -> str:
     if not port.isdigit():
         raise ConfigError(
             f"kv_events_config: {endpoint} has no port",
-            phase="configuration",
             hint="several engines publish on consecutive ports: name the first",
         )
     return f"{base}:{int(port) + engine_index}" if int(port) else endpoint

@@ -22,7 +22,6 @@ ENGINE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 DEFAULT_BUFFER_BYTES = 4e9
 """vLLM's `kv_buffer_size`."""
 
-_PHASE = "configuration"
 _HINT = 'use {"kv_connector": "OctavoConnector", "kv_role": "kv_both"}; docs/disaggregation.md lists the fields'
 _EXTRA = "kv_connector_extra_config"
 _T = TypeVar("_T")
@@ -244,4 +243,4 @@ def check_kv_transfer(
 
 
 def _rejected(message: str, hint: str = _HINT) -> ConfigError:
-    return ConfigError(f"kv_transfer_config: {message}", phase=_PHASE, hint=hint)
+    return ConfigError(f"kv_transfer_config: {message}", hint=hint)

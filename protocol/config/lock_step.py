@@ -25,6 +25,5 @@ def check_lock_step(parallel: ParallelConfig, device: DeviceName, kernels: Kerne
         raise ConfigError(
             f"enable_expert_parallel with data_parallel_size {parallel.data_parallel_size} divides the experts between "
             f"engines of one machine that compute with the native kernels, without pipeline stages: {found}",
-            phase="configuration",
             hint="leave out --enable-expert-parallel, so that every engine has all experts, or --data-parallel-size",
         )

@@ -222,26 +222,22 @@ def resolve_media(
         raise ConfigError(
             f"tensor_parallel_size times pipeline_parallel_size is {num_workers}: cross-attention, which "
             f"{facts.architecture} has, is not divided among workers",
-            phase="configuration",
             hint="use --data-parallel-size for several engines",
         )
     if config.encoder_cache_tokens < rows:
         raise ConfigError(
             f"encoder_cache_tokens {config.encoder_cache_tokens}: one audio clip takes {rows}",
-            phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
     if config.enable_mm_embeds and (rows or facts.media.vector_width):
         raise ConfigError(
             f"enable_mm_embeds: {facts.media.architecture} has no rows of media in its prompts",
-            phase="configuration",
             hint="leave --enable-mm-embeds out",
         )
     if facts.media.vector_width and num_stages > 1:
         raise ConfigError(
             f"pipeline_parallel_size {num_stages}: image vectors cannot pass between the pipeline stages of "
             f"{facts.architecture}",
-            phase="configuration",
             hint="use --data-parallel-size for several engines",
         )
     _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
@@ -285,9 +281,7 @@ def _check_gpu(architecture: str) -> None:
     """
     if architecture not in _ON_GPUS:
         reason = _ONLY_ON_CPUS.get(architecture, "has not been tried there")
-        raise ConfigError(
-            f"{architecture} does not run on GPUs: it {reason}", phase="configuration", hint="use --device cpu"
-        )
+        raise ConfigError(f"{architecture} does not run on GPUs: it {reason}", hint="use --device cpu")
 
 
 def _check_whole_images(media: MediaFacts, budget: int, max_num_seqs: int, max_chunk: int) -> None:
@@ -302,14 +296,12 @@ def _check_whole_images(media: MediaFacts, budget: int, max_num_seqs: int, max_c
         raise ConfigError(
             f"long_prefill_token_threshold {max_chunk}: a step of {media.architecture} computes whole images of {rows} "
             "tokens",
-            phase="configuration",
             hint=f"use --long-prefill-token-threshold {rows} or more",
         )
     if rows and (least := max_num_seqs + rows) > budget:
         raise ConfigError(
             f"max_num_batched_tokens {budget}: a step of {media.architecture} computes whole "
             f"images of {rows} tokens beside one token of each of {max_num_seqs} requests",
-            phase="configuration",
             hint=f"use --max-num-batched-tokens {least} or more, or a smaller --max-num-seqs",
         )
 
@@ -320,7 +312,7 @@ def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"{name} is not a JSON object: {value!r}", phase="configuration", hint='write {"image": 4}')
+        raise ConfigError(f"{name} is not a JSON object: {value!r}", hint='write {"image": 4}')
     return found
 
 
@@ -329,13 +321,11 @@ def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
     if fault := kwargs_fault(given, media.token_ids):
         raise ConfigError(
             f"mm_processor_kwargs: {fault}",
-            phase="configuration",
             hint='use {"max_pixels": 1003520} for all media, {"images_kwargs": {...}} or {"videos_kwargs": {...}}',
         )
     if (given and media.token_ids.keys() == {"audio"}) or given.get(BY_KIND["audio"]):
         raise ConfigError(
             f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments for audio",
-            phase="configuration",
             hint="leave it out",
         )
     return given
@@ -357,7 +347,6 @@ def _sampling(config: MediaConfig) -> tuple[int, float]:
     if not is_known or not is_number or type(frames) is not int or frames < -1 or (video and not frames):
         raise ConfigError(
             f"media_io_kwargs is {given!r}",
-            phase="configuration",
             hint='use {"video": {"num_frames": 32, "fps": 2}}, one of them or both; -1 for all frames',
         )
     return frames, float(fps)
@@ -381,17 +370,13 @@ def _limits(given: dict[str, Any], media: MediaFacts) -> dict[Kind, int]:
         count = value.get("count") if isinstance(value, dict) else value
         if type(count) is not int or count < 0 or (name in limits and not least <= count <= MAX_ITEMS):
             raise ConfigError(
-                f"limit_mm_per_prompt: {name} is {value!r}",
-                phase="configuration",
-                hint=f"use a number from {least} to {MAX_ITEMS}",
+                f"limit_mm_per_prompt: {name} is {value!r}", hint=f"use a number from {least} to {MAX_ITEMS}"
             )
         kind = next((kind for kind in limits if kind == name), None)
         if kind is not None:
             limits[kind] = count
         elif name not in get_args(Kind) or count:
             raise ConfigError(
-                f"limit_mm_per_prompt: this model reads no media of kind {name!r}",
-                phase="configuration",
-                hint=f"use {' or '.join(limits)}",
+                f"limit_mm_per_prompt: this model reads no media of kind {name!r}", hint=f"use {' or '.join(limits)}"
             )
     return limits

@@ -25,4 +25,4 @@ def check_nodes(parallel: ParallelConfig, world_size: int) -> None:
         problem = f"node_rank {parallel.node_rank} of nnodes {parallel.nnodes}"
         hint = f"nodes have the numbers 0 to {parallel.nnodes - 1}"
     if problem:
-        raise ConfigError(problem, phase="configuration", hint=hint)
+        raise ConfigError(problem, hint=hint)

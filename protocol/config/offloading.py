@@ -8,7 +8,6 @@ from octavo.protocol.config.kv_transfer import ResolvedKVConnector
 from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.errors import ConfigError
 
-_PHASE = "configuration"
 BLOCK_MULTIPLE = 16
 """On a CPU the cache interleaves this many tokens. Smaller blocks are not stored separately, so they cannot be
 copied."""
@@ -36,7 +35,6 @@ def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName
     if total and per_worker:
         raise ConfigError(
             f"kv_offloading_size ({total:g}) and swap_space ({per_worker:g}) both set the same size",
-            phase=_PHASE,
             hint="use --kv-offloading-size only",
         )
     num_bytes = int((total + per_worker * world_size) * 2**30)
@@ -58,7 +56,6 @@ def offloading_path(
     if connector is not None:
         raise ConfigError(
             f"--kv-offloading-path and the connector {connector.name} of --kv-transfer-config both keep KV blocks",
-            phase=_PHASE,
             hint="use one of them; --kv-offloading-size may be added to either",
         )
     _check("--kv-offloading-path", config, facts, device)
@@ -69,18 +66,14 @@ def _check(flag: str, config: EngineConfig, facts: ModelFacts, device: DeviceNam
     if not config.cache.enable_prefix_caching:
         raise ConfigError(
             f"{flag} needs the prefix cache, which finds offloaded blocks",
-            phase=_PHASE,
             hint=f"leave out --no-enable-prefix-caching or {flag}",
         )
     if is_computed_whole(facts):
         raise ConfigError(
-            f"{flag}: {facts.architecture} computes prompts whole and keeps no KV blocks",
-            phase=_PHASE,
-            hint="leave it out",
+            f"{flag}: {facts.architecture} computes prompts whole and keeps no KV blocks", hint="leave it out"
         )
     if device == "cpu" and config.cache.block_size % BLOCK_MULTIPLE:
         raise ConfigError(
             f"{flag} on a CPU needs blocks of a multiple of {BLOCK_MULTIPLE} tokens, not {config.cache.block_size}",
-            phase=_PHASE,
             hint=f"use --block-size {-(-config.cache.block_size // BLOCK_MULTIPLE) * BLOCK_MULTIPLE}",
         )

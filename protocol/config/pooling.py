@@ -37,14 +37,12 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_mod
         if is_given:
             raise ConfigError(
                 f"{name}: not for models that pool, as this one does",
-                phase="configuration",
                 hint=f"leave out {name}, or use --runner generate",
             )
     if facts.pooling.pads_texts and max_model_len < facts.max_position_embeddings:
         raise ConfigError(
             f"max_model_len {max_model_len}: {facts.architecture} pads its texts to all of its "
             f"{facts.max_position_embeddings} positions",
-            phase="configuration",
             hint=f"use --max-model-len {facts.max_position_embeddings}, or leave it out",
         )
     requested, scheduler = config.scheduler.max_num_batched_tokens, config.scheduler
@@ -52,7 +50,6 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_mod
         raise ConfigError(
             "--step-time-target and --long-prefill-token-threshold divide prompts, but this model needs them whole: "
             "its tokens attend to later ones",
-            phase="configuration",
             hint="leave both out",
         )
     least = max_model_len if is_computed_whole(facts) else 1
@@ -60,7 +57,6 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_mod
         raise ConfigError(
             f"max_num_batched_tokens {requested} is below max_model_len {max_model_len}: a step computes whole "
             "prompts, because the tokens of this model attend to later ones",
-            phase="configuration",
             hint=f"use --max-num-batched-tokens {least} or --max-model-len {requested}",
         )
     return max(budget, least, 0 if requested else MIN_BUDGET)

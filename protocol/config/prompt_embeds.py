@@ -28,7 +28,6 @@ def takes_prompt_embeds(config: EngineConfig, facts: ModelFacts, dtype: str, bud
     if config.model.enable_prompt_embeds and facts.media is not None and facts.media.deeper_rows:
         raise ConfigError(
             f"--enable-prompt-embeds: {facts.media.architecture} reads rows of images in several layers",
-            phase="configuration",
             hint="leave --enable-prompt-embeds out",
         )
     if not config.model.enable_prompt_embeds:
@@ -37,14 +36,12 @@ def takes_prompt_embeds(config: EngineConfig, facts: ModelFacts, dtype: str, bud
         raise ConfigError(
             "--enable-prompt-embeds: config.json has none of word_embed_proj_dim, hidden_size, n_embd and d_model, so "
             "the width of the embeddings is unknown",
-            phase="configuration",
             hint="leave --enable-prompt-embeds out",
         )
     most = MAX_BUFFERS_BYTES // embedding_bytes(facts, dtype)
     if budget > most:
         raise ConfigError(
             f"--enable-prompt-embeds: the embeddings of a step of {budget} tokens do not fit into one message",
-            phase="configuration",
             hint=f"use --max-num-batched-tokens {most} or less",
         )
     return True

@@ -177,15 +177,10 @@ def _check(
         is_lock_step=parallel.is_lock_step,
     )
     if parallel.enable_expert_parallel and not has_experts(facts):
-        raise ConfigError(
-            f"--enable-expert-parallel: {facts.architecture} has no experts",
-            phase="configuration",
-            hint="leave it out",
-        )
+        raise ConfigError(f"--enable-expert-parallel: {facts.architecture} has no experts", hint="leave it out")
     if (remote.engine_secret_key_file is None) != (remote.engine_authorized_clients is None):
         raise ConfigError(
             "an engine needs both its own key and those of its clients",
-            phase="configuration",
             hint="give both --engine-secret-key-file and --engine-authorized-clients, or neither",
         )
 
@@ -205,7 +200,6 @@ def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:
     if requested < 1 or requested > own:
         raise ConfigError(
             f"max_model_len {requested} is outside 1 to {own}, the number of positions this model has",
-            phase="configuration",
             hint=f"use --max-model-len {own} or less",
         )
     return requested, False

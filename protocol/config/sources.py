@@ -109,7 +109,7 @@ def own_names(settings: Mapping[str, Any], fields: Iterable[FieldInfo]) -> dict[
     for name, value in settings.items():
         own = names.get(name, name)
         if own in result:
-            raise ConfigError(f"{name} and another name of {own} are both given", phase="configuration")
+            raise ConfigError(f"{name} and another name of {own} are both given")
         result[own] = value
     return result
 
@@ -128,8 +128,8 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
         if name not in homes:
             if name in ServerConfig.__struct_fields__:
                 message = f"{name} is a setting of the server and not of an engine"
-                raise ConfigError(message, phase="configuration", hint="use octavo serve")
-            raise ConfigError(f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes))
+                raise ConfigError(message, hint="use octavo serve")
+            raise ConfigError(f"unknown setting {name!r}", hint=_suggestion(name, homes))
         tree[homes[name]][name] = value
     return _convert(tree, EngineConfig)
 
@@ -149,7 +149,7 @@ def _convert(tree: dict[str, Any], struct: type[Config]) -> Config:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`").rpartition(".")[2]
-        raise ConfigError(f"{name}: {what}" if name else what, phase="configuration", hint=_choices(name)) from error
+        raise ConfigError(f"{name}: {what}" if name else what, hint=_choices(name)) from error
 
 
 def _choices(name: str) -> str:

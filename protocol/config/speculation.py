@@ -306,4 +306,4 @@ def _method(given: _SpeculativeConfig) -> SpeculationMethod:
 
 
 def _error(problem: str, hint: str) -> ConfigError:
-    return ConfigError(f"speculative_config: {problem}", phase="configuration", hint=hint)
+    return ConfigError(f"speculative_config: {problem}", hint=hint)

@@ -14,7 +14,6 @@ def resolve_stages(parallel: ParallelConfig, num_layers: int) -> list[int]:
     if num_stages > num_layers:
         raise ConfigError(
             f"pipeline_parallel_size {num_stages}: the model has {num_layers} layers",
-            phase="configuration",
             hint=f"use --pipeline-parallel-size {num_layers} or less",
         )
     if text is None:
@@ -24,7 +23,6 @@ def resolve_stages(parallel: ParallelConfig, num_layers: int) -> list[int]:
         raise ConfigError(
             f"pipeline_layer_partition {text!r} is not {num_stages} positive numbers with the sum {num_layers}, "
             "the layers of the model",
-            phase="configuration",
             hint="give a number for each of --pipeline-parallel-size stages, such as 12,10",
         )
     return counts

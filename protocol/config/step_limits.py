@@ -63,7 +63,6 @@ def resolve_step_limits(
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): "
             "not every running request could decode in one step",
-            phase="configuration",
             hint=f"use --max-num-batched-tokens {max_num_seqs} or --max-num-seqs {budget}",
         )
     full_step = (_POOLING_FULL_STEP if is_pooled else _DEFAULT_FULL_STEP)[device] * num_threads
@@ -107,7 +106,6 @@ def resolve_scheduler_steps(config: EngineConfig, device: DeviceName, *, has_dra
     if (requested or 1) > 1:
         raise ConfigError(
             f"num_scheduler_steps ({requested}): {reason} each decode step has a plan of its own",
-            phase="configuration",
             hint="leave out --num-scheduler-steps",
         )
     return 1

@@ -42,7 +42,6 @@ def resolve_structured_output(config: StructuredConfig) -> ResolvedStructuredOut
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"structured_outputs_config: {error}",
-            phase="configuration",
             hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
         ) from None
     if overrides.backend not in ("auto", "guidance"):

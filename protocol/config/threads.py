@@ -30,13 +30,12 @@ def resolve_threads(config: EngineConfig, num_cores: int, num_workers: int) -> t
         cores = parse_core_list(text)
     except ValueError as error:
         hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
-        raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
+        raise ConfigError(f"cpu_binding: {error}", hint=hint) from None
     num_threads = requested or max(1, len(cores) // num_workers)
     if num_threads * num_workers > len(cores):
         workers = f"num_threads {num_threads}" + (f" of each of {num_workers} workers" if num_workers > 1 else "")
         raise ConfigError(
             f"cpu_binding {text!r} has {len(cores)} cores for {workers}",
-            phase="configuration",
             hint=f"use --num-threads {len(cores) // num_workers} or a longer list"
             if len(cores) >= num_workers
             else f"use a list of at least {num_workers} cores",

@@ -45,6 +45,5 @@ def check_tp_invariance(config: EngineConfig, facts: ModelFacts, device: DeviceN
         if is_there:
             raise ConfigError(
                 f"--enable-tp-invariant-inference: {problem}",
-                phase="configuration",
                 hint=f"{hint}, or leave --enable-tp-invariant-inference out",
             )

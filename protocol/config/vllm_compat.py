@@ -51,9 +51,7 @@ def translate_vllm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif setting.accepted is None:
             logger.info("--%s has no effect: %s", name.replace("_", "-"), setting.why)
         elif _text(value) not in setting.accepted:
-            raise ConfigError(
-                f"{name}: {setting.why}", phase="configuration", hint=_hint(setting, is_on=value is not False)
-            )
+            raise ConfigError(f"{name}: {setting.why}", hint=_hint(setting, is_on=value is not False))
     return own
 
 
@@ -75,9 +73,9 @@ def _profiler(value: Any) -> dict[str, Any]:
         options = json.loads(value) if isinstance(value, str) else dict(value)
         kind, directory = options.get("profiler"), options.get("torch_profiler_dir")
     except (ValueError, TypeError, AttributeError):
-        raise ConfigError("profiler_config is not a JSON object", phase="configuration", hint=_PROFILER_HINT) from None
+        raise ConfigError("profiler_config is not a JSON object", hint=_PROFILER_HINT) from None
     if kind not in (None, "torch"):
-        raise ConfigError(f"profiler_config: there is no profiler {kind!r}", phase="configuration", hint=_PROFILER_HINT)
+        raise ConfigError(f"profiler_config: there is no profiler {kind!r}", hint=_PROFILER_HINT)
     return {"torch_profiler_dir": directory} if directory else {}
 
 

@@ -36,7 +36,6 @@ _DTYPE_ALIASES: dict[str, DtypeName] = {
     "float32": "float32",
     "float": "float32",
 }
-_PHASE = "configuration"
 
 
 def resolve_dtype(requested: DtypeChoice, facts: ModelFacts) -> DtypeName:
@@ -65,13 +64,11 @@ def checkpoint_quantization(facts: ModelFacts) -> QuantizationName | None:
     if name is None or not isinstance(section, Mapping):
         raise ConfigError(
             f"the checkpoint is quantized ({method}), which is not supported",
-            phase=_PHASE,
             hint=f"use the model's original checkpoint, a GGUF of it, or one of {', '.join(sorted(set(_ALIASES)))}",
         )
     if facts.load_format not in ("safetensors", "dummy"):
         raise ConfigError(
             f"the checkpoint is quantized ({method}), and its weights are {facts.load_format}",
-            phase=_PHASE,
             hint="quantized weights are read from safetensors files",
         )
     return name
@@ -104,14 +101,12 @@ def resolve_quantization(requested: QuantizationChoice | None, facts: ModelFacts
     if requested == "gguf":
         raise ConfigError(
             f"--quantization gguf, but the weights are {facts.load_format}",
-            phase=_PHASE,
             hint="use w8a8, int8 or int4, or name a .gguf file",
         )
     actual = f"quantized otherwise ({own})" if own else "not quantized"
     choices = f"one of {', '.join(QUANTIZED_WHILE_LOADING)}, which quantize while loading"
     raise ConfigError(
         f"--quantization {requested}, but the checkpoint is {actual}",
-        phase=_PHASE,
         hint="leave it out to use the format of the checkpoint" if own else f"use {choices}, or a quantized checkpoint",
     )
 
@@ -147,7 +142,7 @@ def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
     """
     field = "config.json: 'kv_cache_group' in 'export' of 'quantization_config'"
     if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
-        raise ConfigError(f"{field} is {layers!r}; expected names", phase=_PHASE)
+        raise ConfigError(f"{field} is {layers!r}; expected names")
     found: dict[str, Mapping[str, Any]] = {}
     for layer in layers:
         own = of_layers.get(layer) if isinstance(of_layers, Mapping) else None
@@ -155,7 +150,6 @@ def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
         if not isinstance(outputs, Mapping):
             raise ConfigError(
                 f"{field} names {layer!r}, and 'layer_quant_config' has no 'output_tensors' of it",
-                phase=_PHASE,
                 hint="use the config.json that Quark wrote, or choose another type of cache with --kv-cache-dtype",
             )
         found[layer] = outputs
@@ -166,7 +160,6 @@ def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
                 raise ConfigError(
                     f"{field} mixes caches: {key!r} of 'output_tensors' is {first.get(key)!r} for {layers[0]!r}, and "
                     f"{outputs.get(key)!r} for {layer!r}",
-                    phase=_PHASE,
                     hint="all layers have one type of cache: choose it with --kv-cache-dtype",
                 )
     return first
@@ -187,7 +180,6 @@ def asks_for_float8_cache(facts: ModelFacts) -> bool:
         raise ConfigError(
             f"config.json: 'kv_cache_scheme' in 'quantization_config' asks for {found}; of quantized caches with "
             f"scales octavo has {_CACHE_SCHEME}",
-            phase=_PHASE,
             hint="choose the type of the cache with --kv-cache-dtype; its scales are not read then",
         )
     return True

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.model_files.gguf.config import generation_config, hf_config
-from octavo.frontend.model_files.gguf.metadata import PHASE
 from octavo.frontend.model_files.gguf.rope import FACTOR_TENSORS
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -68,14 +67,13 @@ def _read(parts: Sequence[Path]) -> tuple[dict[str, Any], set[str], dict[str, li
             reader = GGUFReader(path)
             files.append(({name: field.contents() for name, field in reader.fields.items()}, reader.tensors))
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"{path} is not a readable GGUF file: {error}", phase=PHASE) from error
+            raise ConfigError(f"{path} is not a readable GGUF file: {error}") from error
     _check_parts(parts, [metadata for metadata, _ in files])
     tensors = {tensor.name: tensor for _, of_file in files for tensor in of_file}
     metadata = files[0][0]
     if len(tensors) != metadata.get("split.tensors.count", len(tensors)):
         raise ConfigError(
             f"{parts[0].name} and its other parts hold {len(tensors)} tensors, not {metadata['split.tensors.count']}",
-            phase=PHASE,
             hint="download all parts again",
         )
     factors = {name: tensors[name].data.astype(float).tolist() for name in FACTOR_TENSORS if name in tensors}
@@ -88,7 +86,6 @@ def _check_parts(parts: Sequence[Path], metadata: Sequence[Mapping[str, Any]]) -
         if (number, count) != (index, len(parts)):
             raise ConfigError(
                 f"{path.name} holds part {number + 1} of a model of {count} files, which its name does not say",
-                phase=PHASE,
                 hint=f"give it the name that llama.cpp gives it, NAME-{number + 1:05}-of-{count:05}.gguf",
             )
 
@@ -111,6 +108,5 @@ def _publish(files: dict[str, Any], target: Path) -> None:
             return  # another process was faster and wrote the same files
         raise ConfigError(
             f"cannot write the converted tokenizer to {target}: {error}",
-            phase=PHASE,
             hint="OCTAVO_CACHE names a directory that can be written",
         ) from error

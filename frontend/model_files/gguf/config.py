@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from octavo.frontend.model_files.gguf.families import FAMILIES
-from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
+from octavo.frontend.model_files.gguf.metadata import GgufMetadata
 from octavo.protocol.errors import ConfigError
 
 _FILE_TYPE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
@@ -28,9 +28,7 @@ def hf_config(
     family = FAMILIES.get(gguf.architecture)
     if family is None:
         raise ConfigError(
-            f"GGUF architecture {gguf.architecture!r} is not supported",
-            phase=PHASE,
-            hint=f"one of {', '.join(sorted(FAMILIES))}",
+            f"GGUF architecture {gguf.architecture!r} is not supported", hint=f"one of {', '.join(sorted(FAMILIES))}"
         )
     config = {
         "architectures": [family.architecture],

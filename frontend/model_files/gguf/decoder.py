@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
+from octavo.frontend.model_files.gguf.metadata import GgufMetadata
 from octavo.frontend.model_files.gguf.rope import rope_scaling
 from octavo.protocol.errors import ConfigError
 
@@ -23,7 +23,7 @@ def decoder(gguf: GgufMetadata) -> Config:
     hidden_size, num_heads = gguf.required("embedding_length"), gguf.required("attention.head_count")
     head_dim = gguf.get("attention.key_length", hidden_size // num_heads)
     if gguf.get("attention.value_length", head_dim) != head_dim:
-        raise ConfigError("heads of keys and values of different sizes are not supported", phase=PHASE)
+        raise ConfigError("heads of keys and values of different sizes are not supported")
     return {
         "hidden_size": hidden_size,
         "intermediate_size": gguf.get("feed_forward_length"),
@@ -43,8 +43,7 @@ def _rotary(gguf: GgufMetadata, head_dim: int) -> Config:
     if num_rotated != head_dim:
         if gguf.architecture not in _PARTIALLY_ROTATED:
             raise ConfigError(
-                f"rotary embedding of {num_rotated} of {head_dim} dimensions is not supported for {gguf.architecture}",
-                phase=PHASE,
+                f"rotary embedding of {num_rotated} of {head_dim} dimensions is not supported for {gguf.architecture}"
             )
         share = num_rotated / head_dim
         # Rounded so that this fraction of the head is the same integer again.
@@ -65,7 +64,7 @@ def layer_types(gguf: GgufMetadata, period: int) -> list[str]:
     if isinstance(pattern, int):
         pattern = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
     if len(pattern) != num_layers:
-        raise ConfigError(f"a window pattern of {len(pattern)} layers for {num_layers} layers", phase=PHASE)
+        raise ConfigError(f"a window pattern of {len(pattern)} layers for {num_layers} layers")
     return ["sliding_attention" if slides else "full_attention" for slides in pattern]
 
 

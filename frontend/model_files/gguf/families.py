@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.frontend.model_files.gguf import hybrids, mixtures
 from octavo.frontend.model_files.gguf.decoder import Config, decoder, granite, has_bias, layer_types, rotary_share
-from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
+from octavo.frontend.model_files.gguf.metadata import GgufMetadata
 from octavo.protocol.errors import ConfigError
 
 
@@ -195,7 +195,7 @@ def _bloom(gguf: GgufMetadata) -> Config:
 def _mpt(gguf: GgufMetadata) -> Config:
     num_heads = gguf.required("attention.head_count")
     if gguf.get("attention.head_count_kv", num_heads) != num_heads:
-        raise ConfigError("an MPT with fewer heads of keys than of queries is not supported", phase=PHASE)
+        raise ConfigError("an MPT with fewer heads of keys than of queries is not supported")
     bias = gguf.number("attention.max_alibi_bias", 8.0)
     attention = {"alibi": bias > 0, "alibi_bias_max": int(bias), "clip_qkv": gguf.number("attention.clamp_kqv")}
     return {

@@ -8,8 +8,6 @@ from typing import Any
 
 from octavo.protocol.errors import ConfigError
 
-PHASE = "reading the GGUF file"
-
 _HARMLESS = frozenset({"vocab_size", "rope.scaling.finetuned", "tensor_data_layout"})
 """Keys of an architecture that do not affect the computation."""
 
@@ -36,7 +34,7 @@ class GgufMetadata:
         self.rope_factors = rope_factors
         self._read: set[str] = set()
         if "general.architecture" not in fields:
-            raise ConfigError("the GGUF file has no general.architecture", phase=PHASE)
+            raise ConfigError("the GGUF file has no general.architecture")
         self.architecture = str(fields["general.architecture"])
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -50,7 +48,7 @@ class GgufMetadata:
         if not isinstance(value, list):
             return value
         if len(set(value)) != 1:
-            raise ConfigError(f"{self.architecture}.{key} differs between layers, which is not supported", phase=PHASE)
+            raise ConfigError(f"{self.architecture}.{key} differs between layers, which is not supported")
         return value[0]
 
     def required(self, key: str) -> Any:
@@ -61,7 +59,7 @@ class GgufMetadata:
         """
         value = self.get(key)
         if value is None:
-            raise ConfigError(f"the GGUF file has no {self.architecture}.{key}", phase=PHASE)
+            raise ConfigError(f"the GGUF file has no {self.architecture}.{key}")
         return value
 
     def number(self, key: str, default: float | None = None) -> Any:
@@ -87,6 +85,5 @@ class GgufMetadata:
             values = ", ".join(f"{prefix}{key} ({self.fields[prefix + key]!r:.40})" for key in unread)
             raise ConfigError(
                 f"the GGUF file has {values}, which octavo does not know and which may change what the model computes",
-                phase=PHASE,
                 hint="use the model's safetensors files",
             )

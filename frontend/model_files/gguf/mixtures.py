@@ -1,7 +1,7 @@
 """Configuration of mixtures of experts from GGUF files."""
 
 from octavo.frontend.model_files.gguf.decoder import Config, decoder, granite, has_bias, layer_types, rotary_share
-from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
+from octavo.frontend.model_files.gguf.metadata import GgufMetadata
 from octavo.frontend.model_files.gguf.rope import rope_scaling
 from octavo.protocol.errors import ConfigError
 
@@ -44,7 +44,7 @@ def _routing(gguf: GgufMetadata, score: str) -> Config:
     """Return the keys of grouped experts with shared experts."""
     gating = {1: "softmax", 2: "sigmoid"}.get(gguf.get("expert_gating_func", 1 if score == "softmax" else 2))
     if gating != score:
-        raise ConfigError(f"{gguf.architecture}.expert_gating_func is not that of {score}", phase=PHASE)
+        raise ConfigError(f"{gguf.architecture}.expert_gating_func is not that of {score}")
     return {
         "n_routed_experts": gguf.required("expert_count"),
         "num_experts_per_tok": gguf.required("expert_used_count"),

@@ -10,7 +10,6 @@ from typing import Any
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from octavo.frontend.model_files.gguf.metadata import PHASE
 from octavo.protocol.errors import ConfigError
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -111,7 +110,6 @@ def pre_tokenization(name: str) -> PreTokenization:
     if name not in KINDS:
         raise ConfigError(
             f"GGUF pre-tokenizer {name!r} is not supported",
-            phase=PHASE,
             hint=f"supported: {', '.join(sorted(KINDS))}; or pass a directory with the model's tokenizer.json as "
             "--tokenizer",
         )

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from octavo.frontend.model_files.gguf.metadata import PHASE, GgufMetadata
+from octavo.frontend.model_files.gguf.metadata import GgufMetadata
 from octavo.protocol.errors import ConfigError
 
 FACTORS = "rope_freqs.weight"
@@ -38,7 +38,7 @@ def rope_scaling(gguf: GgufMetadata, theta: float, num_rotated: int) -> dict[str
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return _yarn(gguf, factor)
-    raise ConfigError(f"rotary scaling of type {kind!r} is not supported", phase=PHASE)
+    raise ConfigError(f"rotary scaling of type {kind!r} is not supported")
 
 
 def _yarn(gguf: GgufMetadata, factor: float) -> dict[str, Any]:
@@ -83,7 +83,6 @@ def _llama3(factors: list[float], theta: float, num_rotated: int) -> dict[str, A
     ):
         raise ConfigError(
             "the file has rotary frequency factors (rope_freqs.weight) that are not Llama 3's",
-            phase=PHASE,
             hint="use the model's safetensors files",
         )
     return {

@@ -17,7 +17,6 @@ from tokenizers import (
     processors,
 )
 
-from octavo.frontend.model_files.gguf.metadata import PHASE
 from octavo.frontend.model_files.gguf.pre_tokenizers import normalizer, pre_tokenization, pre_tokenizer
 from octavo.protocol.errors import ConfigError
 
@@ -54,7 +53,6 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
         case _:
             raise ConfigError(
                 f"GGUF tokenizer model {kind!r} is not supported: only gpt2 and llama are",
-                phase=PHASE,
                 hint="pass a directory with the model's tokenizer.json as --tokenizer",
             )
     _add_special_tokens(tokenizer, metadata)
@@ -69,7 +67,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     vocab = {token: token_id for token_id, token in enumerate(_tokens(metadata))}
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
     if not merges or any(len(merge) != 2 for merge in merges):
-        raise ConfigError("the GGUF file's tokenizer.ggml.merges are missing or malformed", phase=PHASE)
+        raise ConfigError("the GGUF file's tokenizer.ggml.merges are missing or malformed")
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.ignores_merges))
     adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
     tokenizer.pre_tokenizer = pre_tokenizer(kind, adds_space=adds_space)
@@ -82,7 +80,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     """Return a SentencePiece BPE tokenizer: merges by highest score; unknown characters become bytes."""
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces"):
-        raise ConfigError("a GGUF tokenizer that removes white space is not supported", phase=PHASE)
+        raise ConfigError("a GGUF tokenizer that removes white space is not supported")
     tokens = _tokens(metadata)
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
@@ -107,7 +105,7 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -
     """Return the merges that build each piece from two others, highest score first."""
     scores, types = metadata.get("tokenizer.ggml.scores"), _token_types(metadata)
     if not scores or len(scores) != len(types):
-        raise ConfigError("the GGUF file's tokenizer.ggml.scores are missing or incomplete", phase=PHASE)
+        raise ConfigError("the GGUF file's tokenizer.ggml.scores are missing or incomplete")
 
     def halves() -> Iterator[tuple[float, int, str, str]]:
         for piece, token_id in vocab.items():
@@ -177,7 +175,7 @@ def _wrap_text(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     tokens: list[str] | None = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise ConfigError("the GGUF file has no vocabulary (tokenizer.ggml.tokens)", phase=PHASE)
+        raise ConfigError("the GGUF file has no vocabulary (tokenizer.ggml.tokens)")
     return tokens
 
 
