@@ -294,7 +294,7 @@ class Worker:
             case JoinWeightTransfer(_, group):
                 fault = self._live.receiver.join(group)
             case LoadWeights():
-                fault, digest = self._live.load(command, in_place=self._executor is not None and not self._on_host)
+                fault, digest = self._live.load(command, in_place=self._executor is not None and not self._is_on_host)
             case ReleaseMemory(_, level):
                 self._release_memory(level)
             case RestoreWeights():
@@ -305,7 +305,7 @@ class Worker:
         return Acknowledged(command.sequence, self._spec.rank, fault, digest)
 
     @property
-    def _on_host(self) -> bool:
+    def _is_on_host(self) -> bool:
         """Whether the host computes. Then no captured graph depends on the addresses of weights."""
         return self._device.torch_device.type == "cpu" and self._device.stream() is None
 

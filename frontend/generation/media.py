@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.generation.prompt import parts_of
-from octavo.frontend.media.alone import ImagePrompts
+from octavo.frontend.media.image_prompts import ImagePrompts
 from octavo.frontend.media.parts import MediaOptions
 from octavo.frontend.media.prompts import Encode, MediaPrompt, MediaPrompts, PromptMaker
 from octavo.frontend.media.sources import FIELD, KWARGS, UUIDS, sources_of

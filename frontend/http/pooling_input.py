@@ -8,7 +8,7 @@ from octavo.frontend.conversation.request import ChatInput
 from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.schemas.pooling import InputFields, PoolingFields, ScoreRequest, Text
-from octavo.frontend.media.alone import plain_text
+from octavo.frontend.media.image_prompts import plain_text
 from octavo.frontend.media.sources import FIELD, by_kind
 from octavo.frontend.pooling.inputs import Fields
 from octavo.frontend.pooling.score_inputs import ScoreInput, score_inputs

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.frontend.generation.prompt import Prompt
-from octavo.frontend.media.alone import plain_text
+from octavo.frontend.media.image_prompts import plain_text
 from octavo.frontend.media.parts import MediaSource, media_parts
 from octavo.frontend.media.sources import FIELD, KWARGS, by_kind
 from octavo.frontend.pooling.spec import require_pooling

@@ -63,7 +63,7 @@ class ExpertExchange:
         group: group of the ranks of all engines, with areas of `exchange_area_bytes`.
         engine: index of this rank's engine.
         num_engines: number of engines, all of which take part in every step.
-        gives: whether this rank publishes the rows of its engine; one rank of each engine does.
+        is_publisher: whether this rank publishes the rows of its engine; one rank of each engine does.
         max_rows: maximum rows of an engine in one step.
         width: width of the hidden state.
         top_k: number of experts per token.
@@ -75,14 +75,14 @@ class ExpertExchange:
         engine: int,
         num_engines: int,
         *,
-        gives: bool,
+        is_publisher: bool,
         max_rows: int,
         width: int,
         top_k: int,
     ) -> None:
         self.group = group
         self.num_engines = num_engines
-        self.gives = gives
+        self.is_publisher = is_publisher
         self.max_rows = max_rows
         self.width, self.top_k = width, top_k
         self._engine = engine

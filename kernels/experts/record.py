@@ -147,7 +147,7 @@ class _Recording:
                 engines.own(engines.experts),
                 (Matrix * 3)(*map(engines.own, engines.rows(layouts)), *missing),
                 engines.count_address,
-                engines.gives,
+                engines.is_publisher,
                 engines.group.address,
             )
 

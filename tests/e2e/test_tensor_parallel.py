@@ -220,7 +220,7 @@ def test_engines_that_divide_the_experts_change_no_bit(models: dict[str, Path], 
 
     def compute(group: SharedMemoryGroup) -> list[Any]:
         config = msgspec.structs.replace(both, engine_index=group.rank)
-        engines = ExpertExchange(group, group.rank, size, gives=True, **bounds)
+        engines = ExpertExchange(group, group.rank, size, is_publisher=True, **bounds)
         model = load_model(config, lambda _: None, library=kernels, engines=engines)
         if group.rank == 0:
             return generated(model, config)

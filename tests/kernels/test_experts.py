@@ -201,7 +201,7 @@ def test_engines_that_divide_the_experts_have_the_bits_of_one(
             group,
             engine,
             num_engines,
-            gives=group.rank % num_ranks == 0,
+            is_publisher=group.rank % num_ranks == 0,
             max_rows=NUM_TOKENS,
             width=layer.width,
             top_k=layer.top_k,

@@ -68,7 +68,7 @@ class PipelinedExecutor:
         encoder: encodes media; `None` if this worker encodes none.
         aligner: aligns texts with audio; `None` if the model attends to no audio.
         repeater: the runner, if it can repeat steps whose arrays were changed in place; `None` if it cannot.
-        answers: whether this is the last pipeline stage, which samples. Other stages read tokens in later plans.
+        is_last_stage: whether this is the last pipeline stage, which samples. Other stages read tokens in later plans.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class PipelinedExecutor:
         encoder: MediaEncoder | None = None,
         aligner: Aligner | None = None,
         repeater: Repeater | None = None,
-        answers: bool = True,
+        is_last_stage: bool = True,
     ) -> None:
         self.runner = runner
-        self._answers = answers
+        self._is_last_stage = is_last_stage
         self._processors = processors
         self._adapters = adapters
         self._pooler = pooler
@@ -102,7 +102,7 @@ class PipelinedExecutor:
         self._batch = batch
         self._deliver = deliver
         # These act on every step; a repeated decode (`RepeatedDecode`) skips them.
-        is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and answers
+        is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and is_last_stage
         self._repeater = repeater if is_plain else None
         self._repeated: RepeatedDecode | None = None
         self._multi_step: MultiStep | None = None
@@ -172,7 +172,7 @@ class PipelinedExecutor:
             self._finish_oldest()
         adapter_faults = self._adapters.apply(plan.adapter_loads) if self._adapters and plan.adapter_loads else ()
         self._batch.apply(plan)
-        if not self._answers:
+        if not self._is_last_stage:
             self._batch.take_sampled(plan.sampled)
         self._batch.add_drafts(plan)
         self._copy_blocks(plan)
@@ -295,7 +295,7 @@ class PipelinedExecutor:
         self.runner.run(inputs, samples)
         if self._aligner is not None and (traits_R & int(Trait.IS_ALIGNED)).any():
             alignments = self._aligner.align(plan.scheduled, inputs, batch)
-        if not self._answers:
+        if not self._is_last_stage:
             samples.append_pending(batch)
             return InFlightStep(
                 plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()

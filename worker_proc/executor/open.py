@@ -71,19 +71,20 @@ def open_executor(
     drafter = open_drafter(model, config, runner, stream, batch, num_blocks=num_blocks, max_model_len=max_model_len)
     buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
     store = _open_store(config, rank)
-    host_blocks = None
+
+    def open_host_blocks(buffers: Sequence[Tensor], num_blocks: int, num_host_blocks: int, min_rows: int) -> HostBlocks:
+        num_rows = 0
+        if store is not None:
+            block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
+            num_rows = num_staging_rows(block_bytes, min_rows)
+        library, num_threads = model.library, config.num_threads
+        return HostBlocks(buffers, num_blocks, num_host_blocks, library, num_threads, stream, num_staging_rows=num_rows)
+
+    host_blocks, host_states, states = None, None, runner.state_buffers
     if num_host_blocks or store is not None:
-        num_rows = _num_staging_rows(buffers, num_blocks, MIN_STAGING_ROWS) if store is not None else 0
-        host_blocks = HostBlocks(
-            buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream, num_staging_rows=num_rows
-        )
-    host_states = None
+        host_blocks = open_host_blocks(buffers, num_blocks, num_host_blocks, MIN_STAGING_ROWS)
     if num_host_states:
-        states = runner.state_buffers
-        num_rows = _num_staging_rows(states, num_states, MIN_STATE_STAGING_ROWS) if store is not None else 0
-        host_states = HostBlocks(
-            states, num_states, num_host_states, model.library, config.num_threads, stream, num_staging_rows=num_rows
-        )
+        host_states = open_host_blocks(states, num_states, num_host_states, MIN_STATE_STAGING_ROWS)
     executor = PipelinedExecutor(
         batch,
         runner,
@@ -98,16 +99,11 @@ def open_executor(
         encoder=open_encoder(model, config, stream),
         aligner=_open_aligner(model, runner),
         repeater=runner if isinstance(runner, HostRunner) else None,
-        answers=model.stage.is_last,
+        is_last_stage=model.stage.is_last,
     )
     if config.kv_transfer is not None:
         executor.block_files = BlockFiles(
-            buffers,
-            num_blocks,
-            runner.state_buffers,
-            num_states,
-            library=model.library,
-            num_threads=config.num_threads,
+            buffers, num_blocks, states, num_states, library=model.library, num_threads=config.num_threads
         )
     return executor
 
@@ -122,11 +118,6 @@ def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:
     if config.kv_connector is not None:
         return ConnectorStore(open_kv_connector(config, KVConnectorRole.WORKER, rank))
     return ContentFiles(rank) if config.kv_offloading_path else None
-
-
-def _num_staging_rows(buffers: Sequence[Tensor], num_blocks: int, at_least: int) -> int:
-    """Return the number of staging rows between these buffers and files."""
-    return num_staging_rows(sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks), at_least)
 
 
 def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_len: int) -> BatchState:

@@ -15,7 +15,7 @@ from octavo.worker_proc.models.base import Model
 
 logger = logging.getLogger(__name__)
 
-Agree = Callable[[bool], bool]
+AllLoaded = Callable[[bool], bool]
 """Given whether this rank succeeded, returns whether all ranks of this stage and of earlier stages did. All ranks call
 it in the same order."""
 
@@ -34,14 +34,14 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
         )
     group, stages, device = model.parameters.group, model.exchange, model.device
 
-    def agree(is_loaded: bool) -> bool:
+    def all_loaded(is_loaded: bool) -> bool:
         if group is not None:
             failures_11 = torch.full((1, 1), float(not is_loaded), device=device)
             is_loaded = float(group.all_reduce(failures_11, None, torch.float32)) == 0.0
-        return is_loaded if stages is None else stages.succeeded(is_loaded)
+        return is_loaded if stages is None else stages.all_succeeded(is_loaded)
 
     slots = AdapterSlots(model, config.lora, is_tp_invariant=config.enable_tp_invariant_inference)
-    return AdapterLoader(slots, config.lora.max_cpu_loras, agree)
+    return AdapterLoader(slots, config.lora.max_cpu_loras, all_loaded)
 
 
 class AdapterLoader:
@@ -53,13 +53,13 @@ class AdapterLoader:
     Args:
         slots: slots of the model's layers.
         max_cpu_loras: most adapters in host memory, including those in slots.
-        agree: combines the success of all ranks; by default this is the only rank.
+        all_loaded: combines the success of all ranks; by default this is the only rank.
     """
 
-    def __init__(self, slots: AdapterSlots, max_cpu_loras: int, agree: Agree = bool) -> None:
+    def __init__(self, slots: AdapterSlots, max_cpu_loras: int, all_loaded: AllLoaded = bool) -> None:
         self._slots = slots
         self._max_cpu_loras = max_cpu_loras
-        self._agree = agree
+        self._all_loaded = all_loaded
         self._placed: OrderedDict[str, PlacedAdapter] = OrderedDict()
         """Adapters by digest, in order of use; the most recently used one is last."""
 
@@ -86,7 +86,7 @@ class AdapterLoader:
             placed = self._placed_adapter(adapter)
         except (ConfigError, MemoryError) as error:
             message = f"{error} ({error.hint})" if isinstance(error, ConfigError) and error.hint else str(error)
-        if not self._agree(placed is not None):
+        if not self._all_loaded(placed is not None):
             message = message or f"another worker could not load the adapter {adapter.name!r}; its log says why"
         if message or placed is None:
             logger.error("adapter %s was not loaded into slot %d: %s", adapter.name, load.slot, message)

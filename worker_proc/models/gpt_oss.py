@@ -64,7 +64,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             inner_width,
             names=_NAMES,
             activation="clamped_swiglu",
-            router_bias=True,
+            has_router_bias=True,
             has_bias=True,
         ),
         eps=optional(config, "rms_norm_eps", 1e-5),

@@ -31,7 +31,7 @@ class OPTConfig:
     mlp_size: int
     embedding_size: int
     """Width of the embeddings. If it differs from `hidden_size`, they are projected to and from it (the 350M model)."""
-    norms_before: bool
+    is_prenorm: bool
     """Whether norms come before attention and mlp; otherwise after (the 350M model)."""
     has_final_norm: bool
     has_bias: bool
@@ -47,13 +47,13 @@ class OPTConfig:
         reject_unless(config, "layer_norm_elementwise_affine", [True])
         reject_unless(config, "tie_word_embeddings", [True])
         hidden_size = required(config, "hidden_size", int)
-        norms_before = optional(config, "do_layer_norm_before", True)
+        is_prenorm = optional(config, "do_layer_norm_before", True)
         return cls(
             hidden_size=hidden_size,
             mlp_size=required(config, "ffn_dim", int),
             embedding_size=optional(config, "word_embed_proj_dim", hidden_size),
-            norms_before=norms_before,
-            has_final_norm=not optional(config, "_remove_final_layer_norm", False) and norms_before,
+            is_prenorm=is_prenorm,
+            has_final_norm=not optional(config, "_remove_final_layer_norm", False) and is_prenorm,
             has_bias=optional(config, "enable_bias", True),
         )
 
@@ -67,7 +67,7 @@ class DecoderLayer:
         qkv_parts = {f"{name}.self_attn.{part}_proj": heads_width for part in "qkv"}
         self.index = index
         self.shape = shape
-        self.norms_before = config.norms_before
+        self.is_prenorm = config.is_prenorm
         self.qkv = Linear.stacked(parameters, f"{name}.self_attn.qkv_proj", qkv_parts, width, bias=bias)
         self.out = Linear.new(parameters, f"{name}.self_attn.out_proj", heads_width, width, bias=bias)
         self.attention_norm = LayerNorm.new(parameters, f"{name}.self_attn_layer_norm", width, _EPS)
@@ -78,7 +78,7 @@ class DecoderLayer:
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
         """Return the residual stream after this layer."""
         hidden_TD = residual.hidden_TD
-        if self.norms_before:
+        if self.is_prenorm:
             hidden_TD = hidden_TD + self._attend(self.attention_norm(hidden_TD), attention)
             return Residual(hidden_TD + self._mlp(self.mlp_norm(hidden_TD)))
         hidden_TD = self.attention_norm(hidden_TD + self._attend(hidden_TD, attention))

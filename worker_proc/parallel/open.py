@@ -158,7 +158,13 @@ def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Pee
         exchange_area_bytes(num_engines, max_rows, width, top_k),
     )
     engines = ExpertExchange(
-        group, config.engine_index, num_engines, gives=spec.rank == 0, max_rows=max_rows, width=width, top_k=top_k
+        group,
+        config.engine_index,
+        num_engines,
+        is_publisher=spec.rank == 0,
+        max_rows=max_rows,
+        width=width,
+        top_k=top_k,
     )
     return replace(peers, barrier=group.barrier, engines=engines)
 

@@ -60,12 +60,12 @@ class SharedMemoryStages:
         assert self._following is not None, "the last stage sends nothing"
         stage_exchange.record_send(parts, self._width, self._following)
 
-    def succeeded(self, here: bool) -> bool:
+    def all_succeeded(self, has_succeeded: bool) -> bool:
         """See `StageExchange`."""
         before_11 = torch.ones(1, 1)
         if self._previous is not None:
             stage_exchange.receive(before_11, self._previous, self._library)
-        so_far_11 = before_11 * here
+        so_far_11 = before_11 * has_succeeded
         if self._following is not None:
             stage_exchange.send(so_far_11, self._following, self._library)
         return bool(so_far_11)
@@ -112,14 +112,14 @@ class DistributedStages:
             oldest, _ = self._unsent.popleft()
             oldest.wait()
 
-    def succeeded(self, here: bool) -> bool:
+    def all_succeeded(self, has_succeeded: bool) -> bool:
         """See `StageExchange`."""
         is_first = self._rank < self._distance
         is_last = self._rank + self._distance >= distributed.get_world_size()
         before_1D = torch.ones(1, self._width, dtype=self._dtype, device=self._device)
         if not is_first:
             (before_1D,) = self.receive_rows(1, 1)
-        so_far_1D = before_1D * here
+        so_far_1D = before_1D * has_succeeded
         if not is_last:
             self.send([so_far_1D])
         return bool(so_far_1D.all())
@@ -173,6 +173,6 @@ class GraphStages:
         """Send the rows of the latest step. They are copied, so the next step may be computed."""
         self._link.send(list(self._computed_NTD[:, :num_rows]))
 
-    def succeeded(self, here: bool) -> bool:
+    def all_succeeded(self, has_succeeded: bool) -> bool:
         """See `StageExchange`."""
-        return self._link.succeeded(here)
+        return self._link.all_succeeded(has_succeeded)

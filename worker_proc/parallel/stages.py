@@ -63,7 +63,7 @@ class StageExchange(Protocol):
         Blocks until there is room for them.
         """
 
-    def succeeded(self, here: bool) -> bool:
+    def all_succeeded(self, has_succeeded: bool) -> bool:
         """Return whether this stage and all earlier ones succeeded, and report it to the next stage.
 
         So the last stage, which answers the core, knows about all. All stages call it, between two steps.

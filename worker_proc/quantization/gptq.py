@@ -21,12 +21,10 @@ class Hessian:
 
     def __init__(self, num_inputs: int) -> None:
         self.sum_II = torch.zeros(num_inputs, num_inputs)
-        self._num_rows = 0
 
     def add(self, rows_TI: Tensor) -> None:
         """Add the rows of a sample."""
         self.sum_II.addmm_(rows_TI.T, rows_TI)
-        self._num_rows += len(rows_TI)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -107,7 +107,7 @@ class Experts:
         inner_width: width of each expert's activation.
         names: names of the parts.
         activation: activation function of each expert.
-        router_bias: bias of the router's logits.
+        has_router_bias: bias of the router's logits.
         choice_bias: name of a bias of the scores that affects only the choice of experts; `None` if there is none.
         has_bias: whether gates, ups and downs have biases; the bias of the downs is one tensor, `<stacked_down>_bias`.
         latent_width: width of the experts' inputs and outputs; `fc1_latent_proj` projects the residual stream to it,
@@ -127,7 +127,7 @@ class Experts:
         *,
         names: ExpertNames = ExpertNames(),
         activation: Activation = "silu_and_mul",
-        router_bias: bool = False,
+        has_router_bias: bool = False,
         choice_bias: str | None = None,
         has_bias: bool = False,
         latent_width: int | None = None,
@@ -137,12 +137,12 @@ class Experts:
         self._rule, self._input_rule = rule, input_rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"
-        weight = parameters.linear(router, {router: rule.num_experts}, width, bias=router_bias, is_quantizable=False)
+        parts = {router: rule.num_experts}
+        weight = parameters.linear(router, parts, width, bias=has_router_bias, is_quantizable=False)
         self._router = Linear(weight, adapters_of(parameters, weight))
         self._choice_bias_E = (
             parameters.new(f"{name}.{choice_bias}", rule.num_experts, dtype=torch.float32) if choice_bias else None
         )
-
         sharding, self._group, self._engines = parameters.sharding, parameters.group, parameters.placement.engines
         self._own = sharding.own_experts(rule.num_experts)
         own = self._own if sharding.divides_experts else None

@@ -51,7 +51,7 @@ class Staged:
     samples: Fields
     compute: Graph | None
     sample: Graph | None
-    reports: bool
+    has_reports: bool
     """Whether the step's samples report logprobs."""
     num_rows: int = 0
     """Number of rows without padding."""
@@ -156,8 +156,8 @@ class StepGraphs:
             self.capture(kind, size)
         return len(missing)
 
-    def stage(self, inputs: StepInputs, samples: SampleRows = NO_SAMPLES, *, reports: bool = False) -> None:
-        """Send a step to the device, with the changes of the slots; `reports`: its samples report logprobs.
+    def stage(self, inputs: StepInputs, samples: SampleRows = NO_SAMPLES, *, has_reports: bool = False) -> None:
+        """Send a step to the device, with the changes of the slots; `has_reports`: its samples report logprobs.
 
         The step that was staged `NUM_HOST_BUFFERS` calls ago must be over.
         """
@@ -165,7 +165,7 @@ class StepGraphs:
         num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
         is_eager = self.is_eager or inputs.pieces is not None
         compute = None if is_eager else self._compute_graph(num_tokens, num_requests, plans)
-        kind = GraphKind.REPORTS if reports else GraphKind.SAMPLES
+        kind = GraphKind.REPORTS if has_reports else GraphKind.SAMPLES
         sample = self._captured(kind, num_samples) if compute else None
         input_fields = compute.fields if compute else self._buffer.inputs(num_tokens, num_requests)
         sample_fields = sample.fields if sample else self._buffer.samples(num_samples)
@@ -175,7 +175,7 @@ class StepGraphs:
             inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words
         )
         graphs = (compute.graph if compute else None, sample.graph if sample else None)
-        self._staged = Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
+        self._staged = Staged(input_fields, sample_fields, *graphs, has_reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
         """Compute the hidden states of the staged step, exchanging rows with neighbouring stages, if any."""
@@ -207,12 +207,12 @@ class StepGraphs:
         step = self._current
         if step.sample is not None and logits_NV is None:
             step.sample.replay()
-            return Sampled(self._tokens_N, self._logprobs if step.reports else None)
+            return Sampled(self._tokens_N, self._logprobs if step.has_reports else None)
         views = step.samples.views
         if logits_NV is None:
             self._follow_adapters(views["sample_slots"])
             logits_NV = self._model.logits(self._hidden_rows(views["sample_rows"]))
-        memory = LogprobsMemory.allocate(len(logits_NV), logits_NV.device) if step.reports else None
+        memory = LogprobsMemory.allocate(len(logits_NV), logits_NV.device) if step.has_reports else None
         return Sampled(self._sampled(views, logits_NV, None, memory, raw_NV), memory)
 
     def sample_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class StepGraphs:
         sample_fields = self._buffer.samples(size.num_samples)
         self._upload.send_idle(input_fields, sample_fields, [1] * len(self._attention))
         pieces = None if self._plan_spans is None else ONE_SPAN
-        self._staged = Staged(input_fields, sample_fields, None, None, reports=False, pieces=pieces)
+        self._staged = Staged(input_fields, sample_fields, None, None, has_reports=False, pieces=pieces)
         self._compute()
         if self.has_samples:
             self._sample_idle(input_fields, sample_fields, changes_logits=changes_logits)
@@ -257,7 +257,7 @@ class StepGraphs:
         self.sample()
         logits_NV = self.logits()
         self.sample(logits_NV, logits_NV)
-        self._staged = Staged(input_fields, sample_fields, None, None, reports=True)
+        self._staged = Staged(input_fields, sample_fields, None, None, has_reports=True)
         self.sample()
         if changes_logits:
             self.sample(logits_NV, logits_NV.clone())

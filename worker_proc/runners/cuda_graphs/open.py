@@ -209,13 +209,15 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         num_states=int(has_states),
     )
     batch = _new_batch(model, config)
-    answers, pooling = model.stage.is_last, config.model.pooling
-    pooler = Pooler(pooling, model.pooling_head) if pooling and answers else None
+    is_last_stage, pooling = model.stage.is_last, config.model.pooling
+    pooler = Pooler(pooling, model.pooling_head) if pooling and is_last_stage else None
     sizes = {"num_blocks": num_blocks, "max_model_len": config.max_model_len}
     drafter = open_drafter(model, eager, runner, stream, batch, **sizes)
     cache_bytes = runner.cache_bytes + sum(buffer.nbytes for buffer in (drafter.cache_buffers if drafter else ()))
     with contextlib.closing(
-        PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, drafter=drafter, answers=answers)
+        PipelinedExecutor(
+            batch, runner, lambda result: None, pooler=pooler, drafter=drafter, is_last_stage=is_last_stage
+        )
     ) as executor:
         new_plan = partial(prompts_plan, num_groups=num_groups, has_states=has_states)
         # A draft model computes the complete step once more.

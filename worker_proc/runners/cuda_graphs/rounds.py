@@ -71,7 +71,7 @@ class DraftGraphs(StepGraphs):
         self._buffer.advance()
         self._upload.send(inputs, samples, fields, sample_fields, num_words=0)
         graphs = (captured.graph if captured else None, sample.graph if sample else None)
-        self._staged = Staged(fields, sample_fields, *graphs, reports=False)
+        self._staged = Staged(fields, sample_fields, *graphs, has_reports=False)
 
     def rewind(self, given_KE: Tensor, slots_E: Tensor, counts_E: Tensor) -> None:
         """Restart the rounds after the first wrong draft of each request; see `rewind_rows`."""

@@ -157,7 +157,7 @@ class CudaGraphRunner:
         if len(samples) <= self.max_logits:
             rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
         specs = _reporting_specs(samples)
-        self.graphs.stage(inputs, rows, reports=bool(specs) and all(map(is_reported_with_draw, specs)))
+        self.graphs.stage(inputs, rows, has_reports=bool(specs) and all(map(is_reported_with_draw, specs)))
         if self._given_rows is not None:
             self._given_rows.send(inputs.given, self._stream)
         if self._step_angles is not None and inputs.axes_AT is not None:

@@ -110,7 +110,7 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
     pooler = None
     if pooling is not None:
         pooler, params = Pooler(pooling, model.pooling_head), POOLED_WHOLE
-    executor = PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, answers=model.stage.is_last)
+    executor = PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, is_last_stage=model.stage.is_last)
     device.reset_peak()
     executor.begin(
         prompts_plan(lengths, params, blocks_each, num_groups=num_groups, has_states=has_states, samples=samples)

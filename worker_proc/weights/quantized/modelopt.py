@@ -66,7 +66,7 @@ class ModelOpt:
         ignore(config, "quant_method", "producer", "quant_library", "config_groups")
         ignore(config, "kv_cache_scheme", "kv_cache_quant_algo")
         self._skipped: list[str] = optional(config, "ignore", optional(config, "exclude_modules", []))
-        self._algo = _checked(required(config, "quant_algo", str), mixed=True)
+        self._algo = _checked(required(config, "quant_algo", str), allows_mixed=True)
         layers: dict[str, Any] = optional(config, "quantized_layers", {})
         self._algo_of = {layer: _algo_of(layer, settings) for layer, settings in layers.items()}
         if self._algo == _MIXED and not self._algo_of:
@@ -181,7 +181,7 @@ def _algo_of(layer: str, settings: Any) -> str:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"config.json: {section!r} of 'quantization_config' is {settings!r}; expected an object")
     config = CheckedConfig(settings, section)
-    algo = _checked(required(config, "quant_algo", str), mixed=False)
+    algo = _checked(required(config, "quant_algo", str), allows_mixed=False)
     reject_unless(config, "group_size", (_LAYOUTS[algo].group_size or 0, None))
     reject_unless(config, "weight_block_size", ([_BLOCK, _BLOCK], None) if algo == "FP8_PB_WO" else (None,))
     _check_scales(config, section)
@@ -195,13 +195,13 @@ def _check_scales(config: Mapping[str, Any], section: str) -> None:
             raise ConfigError(f"config.json: {key!r} in {section!r} is not supported")
 
 
-def _checked(algo: str, *, mixed: bool) -> str:
+def _checked(algo: str, *, allows_mixed: bool) -> str:
     """Return the name of an algorithm in capitals.
 
     Raises:
         ConfigError: the algorithm is not supported.
     """
-    known = [*_LAYOUTS, _MIXED] if mixed else [*_LAYOUTS]
+    known = [*_LAYOUTS, _MIXED] if allows_mixed else [*_LAYOUTS]
     if algo.upper() not in known:
         raise ConfigError(
             f"config.json: 'quant_algo' in 'quantization_config' is {algo!r}; only {', '.join(known)} are supported",
