@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,13 @@ def test_transformers_loads_what_was_written(model: Path, tmp_path: Path, kind: 
 
 
 def test_other_files_are_copied(model: Path, tmp_path: Path) -> None:
-    quantize(job(model, tmp_path / "out", "int8"), lambda share: None)
-    names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {file.name for file in model.iterdir()}
+    source = shutil.copytree(model, tmp_path / "source")
+    (source / "chat_template.jinja").write_text("one")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("two")
+    quantize(job(source, tmp_path / "out", "int8"), lambda share: None)
+    written, read = ({str(file.relative_to(home)) for file in home.rglob("*")} for home in (tmp_path / "out", source))
+    assert written == read
     before, after = (json.loads((path / "config.json").read_text()) for path in (model, tmp_path / "out"))
     assert after.pop("quantization_config")["format"] == "int-quantized"
     assert before == after

@@ -173,6 +173,18 @@ def test_zero_points_of_0_borrow_from_the_next_one(bits: int) -> None:
     assert matrix.dequantized()[:, 0].tolist() == [-zero for zero in zeros]
 
 
+def test_several_groups_match() -> None:
+    """compressed-tensors applies names, then expressions in alphabetical order, whatever the order of the groups."""
+    order = (r"re:.*mlp\..*", r"re:.*down_proj", "model.layers.0.mlp.down_proj")
+    groups = {
+        f"group_{index}": {"targets": [target], "weights": {**WEIGHTS, "group_size": 16 * (index + 1)}}
+        for index, target in enumerate(order)
+    }
+    form = open_format(compressed(config_groups=groups), {})
+    layers = [f"model.layers.{number}" for number in ("0.mlp.down_proj", "1.mlp.down_proj", "1.mlp.up_proj")]
+    assert [layout and layout.group_size for layout in map(form.layout, layers)] == [48, 32, 16]
+
+
 def test_missing_and_wrong_tensors_are_named() -> None:
     tensors = gptq_tensors()
     del tensors["scales"]

@@ -11,13 +11,15 @@ import msgspec
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.quantization_job import Failed, Progress, QuantizationJob, Report
-from octavo.worker_proc.quantization.run import quantize
 
 _SECONDS_BETWEEN_REPORTS = 0.2
 
 
 def main() -> int:
     """Run the job. Return the exit code."""
+    # Imported here because torch takes seconds, in which Ctrl-C must work too.
+    from octavo.worker_proc.quantization.run import quantize
+
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=QuantizationJob)
     latest = float("-inf")
 
@@ -41,4 +43,7 @@ def _write(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # `octavo quantize` got the same signal, and says so
+        sys.exit(130)

@@ -18,6 +18,8 @@ from octavo.worker_proc.weights.safetensors import read_safetensors
 _FILE_BYTES = 4 * 2**30
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Suffixes of files that hold weights or an index of weights."""
+_TEMPLATES = "additional_chat_templates"
+"""Directory of a tokenizer's further chat templates; other directories are not copied."""
 
 
 class Source:
@@ -93,6 +95,8 @@ class Target:
             for file in self._source.path.iterdir():
                 if file.is_file() and not file.name.endswith(_NOT_COPIED):
                     shutil.copyfile(file, self._path / file.name)
+            if (templates := self._source.path / _TEMPLATES).is_dir():
+                shutil.copytree(templates, self._path / _TEMPLATES)
             config = {**self._source.config, "quantization_config": quantization_config}
             (self._path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 

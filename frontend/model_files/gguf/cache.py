@@ -67,7 +67,10 @@ def _read(parts: Sequence[Path]) -> tuple[dict[str, Any], set[str], dict[str, li
             reader = GGUFReader(path)
             files.append(({name: field.contents() for name, field in reader.fields.items()}, reader.tensors))
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, OSError) as error:
-            raise ConfigError(f"{path} is not a readable GGUF file: {error}") from error
+            raise ConfigError(
+                f"{path} is not a readable GGUF file: {error}",
+                hint="it may be cut short: compare its size with the original, and download it again",
+            ) from error
     _check_parts(parts, [metadata for metadata, _ in files])
     tensors = {tensor.name: tensor for _, of_file in files for tensor in of_file}
     metadata = files[0][0]

@@ -85,14 +85,17 @@ class CompressedTensors:
         transforms: dict[str, Any] = optional(config, "transform_config", {})
         if transforms.get("config_groups"):
             raise _refused("transform_config", "rotations of activations", "use a checkpoint without them")
-        self._schemes = [_scheme(name, group) for name, group in required(config, "config_groups", dict).items()]
+        schemes = [_scheme(name, group) for name, group in required(config, "config_groups", dict).items()]
+        # Names first, then expressions in alphabetical order: the order in which compressed-tensors matches.
+        pairs = [(target, scheme) for scheme in schemes for target in scheme.targets]
+        self._schemes = sorted(pairs, key=lambda pair: (str(pair[0]).startswith("re:"), str(pair[0])))
         config.reject_unread("compressed-tensors")
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
-        """Return the scheme of a layer: that of the group which lists its name, a matching pattern, or its class."""
+        """Return the scheme of a layer: of the first name or expression that matches it, or else of its class."""
         for matches in (is_target, _is_class):
-            for scheme in self._schemes:
-                if any(matches(layer, target) for target in scheme.targets):
+            for target, scheme in self._schemes:
+                if matches(layer, target):
                     return scheme
         return None
 

@@ -8,7 +8,7 @@ AutoRound            `modules_to_not_convert`, 16 bits, and    `extra_config`, b
                      what is in none of its blocks             found in the name
 ModelOpt             `ignore`, or `exclude_modules`            `quantized_layers`, by name
 Quark                `exclude`                                 `layer_quant_config`, by patterns of shells
-compressed-tensors   `ignore`, and what no group names         `config_groups`, by name or "re:", then by class
+compressed-tensors   `ignore`, and what no group names         `config_groups`, by name, then "re:", then class
 
 The output weight (`HEAD`) is quantized by GPTQ if `lm_head` says so, by AutoRound if `extra_config` names it, and by
 ModelOpt, Quark and compressed-tensors unless it is left out. The other formats never quantize it. Tensors decide for
