@@ -11,6 +11,7 @@ from simulation.campaign import Failure, Order, Totals, attempt, orders, shrink
 from simulation.ranks import SimulatedRank
 from simulation.run import Report, run_scenario
 from simulation.scenario import FaultKind, draw_scenario
+from simulation.variants import VARIANTS
 from simulation.worker import SimulatedWorker
 
 from octavo.core_proc.cache.pool import BlockPool
@@ -131,13 +132,15 @@ def test_plans_of_several_steps_are_interrupted(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(SimulatedWorker, "execute", execute_some)
     for seed in (3038, 3049, 3061):
-        run(Order(seed, NUM_REQUESTS, NUM_KILLS, has_long_plans=True))
+        run(Order(seed, NUM_REQUESTS, NUM_KILLS, variant="long-plans"))
     assert sum(interrupted) > 50
 
 
 @pytest.mark.long
-def test_ten_thousand_requests_with_long_plans() -> None:
-    for order in orders(30_000, 10_000, 1_000, has_long_plans=True):
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_ten_thousand_requests_of_each_variant(variant: str, num_ranks: int) -> None:
+    for order in orders(30_000, 10_000, 1_000, num_ranks, variant=variant):
         run(order)
 
 
@@ -150,6 +153,9 @@ def test_ten_thousand_requests_with_long_plans() -> None:
         pytest.param(Order(82, 100, 8), id="the same after a worker's death"),
         pytest.param(Order(68, 100, 8), id="a drain did not continue what it had accepted"),
         pytest.param(Order(303, 60, 6), id="a second load leaked the blocks of the first one"),
+        pytest.param(
+            Order(48, 60, 6, num_ranks=2, variant="step-limits"), id="a whole prompt exceeded its share of a step"
+        ),
         pytest.param(Order(635, 60, 12), id="drafts needed more blocks of a window than a chunk of a prompt"),
         pytest.param(
             Order(1000150, 500, 20), id="a drained core did not wait for the return of a frontend it had given up"

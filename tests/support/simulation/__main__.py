@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 from simulation.campaign import Totals, attempt_all, orders, shrink
+from simulation.variants import VARIANTS
 
 REPORT_INTERVAL_S = 10.0
 
@@ -16,7 +17,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     logging.getLogger("octavo").setLevel(logging.CRITICAL)  # dying frontends are expected here
     sizes = options.requests, options.kills, options.ranks, options.engines
-    wanted = list(orders(options.seed, *sizes, has_long_plans=options.long_plans))
+    wanted = list(orders(options.seed, *sizes, options.variant))
     if options.only_requests is not None or options.only_kills is not None:
         if len(wanted) > 1:
             sys.stderr.write("--only-requests and --only-kills are for one run: see what a failing run prints\n")
@@ -57,9 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the first run; those that follow count on (0)")
     parser.add_argument("--ranks", type=int, default=1, help="workers that share each step of an engine (1)")
     parser.add_argument("--engines", type=int, default=1, help="engines that share the requests (1)")
-    parser.add_argument(
-        "--long-plans", action="store_true", help="requests of many tokens, whose plans are interrupted"
-    )
+    parser.add_argument("--variant", choices=VARIANTS, default="", help="change each run in one way")
     parser.add_argument("--processes", type=int, default=1, help="runs at the same time (1)")
     parser.add_argument("--max-failures", type=int, default=5, help="end after this many failed runs (5)")
     parser.add_argument("--shrink-s", type=float, default=60.0, help="seconds to look for a smaller failing run (60)")

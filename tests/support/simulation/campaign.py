@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 
-from simulation.long_plans import with_long_plans
 from simulation.run import Report, run_scenario
 from simulation.scenario import Scenario, draw_scenario
+from simulation.variants import VARIANTS
 
 RUN_SIZE = 500
 OBSERVED_EVERY = 10
@@ -34,8 +34,8 @@ class Order:
     is_observed: bool = True
     num_ranks: int = 1
     num_engines: int = 1
-    has_long_plans: bool = False
-    """See `with_long_plans`."""
+    variant: str = ""
+    """Name of one of the `VARIANTS`."""
 
     @property
     def command(self) -> str:
@@ -43,7 +43,7 @@ class Order:
         words = [f"scripts/stress --seed {self.seed} --requests {self.num_requests} --kills {self.num_kills}"]
         words += [f"--ranks {self.num_ranks}"] if self.num_ranks > 1 else []
         words += [f"--engines {self.num_engines}"] if self.num_engines > 1 else []
-        words += ["--long-plans"] if self.has_long_plans else []
+        words += [f"--variant {self.variant}"] if self.variant else []
         for name, kept in (("only-requests", self.asks), ("only-kills", self.faults)):
             if kept is not None:
                 words.append(f"--{name} {','.join(map(str, kept)) or 'none'}")
@@ -52,7 +52,7 @@ class Order:
     def scenario(self) -> Scenario:
         """Draw the scenario from the seed."""
         whole = draw_scenario(self.seed, self.num_requests, self.num_kills, self.num_ranks, self.num_engines)
-        whole = with_long_plans(whole) if self.has_long_plans else whole
+        whole = VARIANTS[self.variant](whole) if self.variant else whole
         return replace(whole, asks=_kept(whole.asks, self.asks), faults=_kept(whole.faults, self.faults))
 
 
@@ -102,8 +102,7 @@ def orders(
     num_kills: int,
     num_ranks: int = 1,
     num_engines: int = 1,
-    *,
-    has_long_plans: bool = False,
+    variant: str = "",
 ) -> Iterator[Order]:
     """Divide a long run into short ones with consecutive seeds; a short run stays whole."""
     num_runs = max(1, -(-num_requests // RUN_SIZE))
@@ -115,7 +114,7 @@ def orders(
             is_observed=num_runs == 1 or index % OBSERVED_EVERY == 0,
             num_ranks=num_ranks,
             num_engines=num_engines,
-            has_long_plans=has_long_plans,
+            variant=variant,
         )
 
 

@@ -1,6 +1,7 @@
-"""Changes a scenario so that its plans have several steps, and requests that arrive interrupt them."""
+"""Scenarios that differ from those that `draw_scenario` draws, each for paths that these seldom reach."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,8 @@ SHARE_OF_SMALL_BUDGETS = 0.6
 
 
 def with_long_plans(scenario: Scenario) -> Scenario:
-    """Return a scenario in which few requests run at a time and each of them generates many tokens.
+    """Return a scenario whose plans have several steps, and are interrupted by requests that arrive: few of these run
+    at a time, and each of them generates many tokens.
 
     A scenario of pooling requests is returned as it is. Models with recurrent states are mostly replaced: their plans
     are not interrupted.
@@ -54,3 +56,21 @@ def _with_many_tokens(ask: Ask, rng: random.Random) -> Ask:
     params = structs.replace(ask.submit.params, max_tokens=rng.randint(8, 60), **stops)
     grammar = ask.submit.grammar if rng.random() < 0.1 else None
     return replace(ask, submit=structs.replace(ask.submit, params=params, grammar=grammar))
+
+
+def with_step_limits(scenario: Scenario) -> Scenario:
+    """Return a scenario whose steps have a full size and a target duration, and may omit decodes, as on a CPU."""
+    rng, pooling = random.Random(f"step limits {scenario.seed}"), scenario.engine["model"].pooling
+    limits: dict[str, Any] = {
+        "full_step_tokens": rng.choice([0, 1, 4, 12, 64, 300]),
+        "decode_interval_tokens": rng.choice([0, 1, 8, 30, 200, 1000]),
+        "step_time_target_s": rng.choice([0.0, 0.001, 0.005, 0.02, 0.1]),
+        "kv_offloading_recompute": rng.random() < 0.5,
+    }
+    if pooling is not None and not pooling.is_causal:
+        limits["step_time_target_s"] = 0.0  # refused for prompts that are computed whole
+    return replace(scenario, engine=scenario.engine | limits)
+
+
+VARIANTS: dict[str, Callable[[Scenario], Scenario]] = {"long-plans": with_long_plans, "step-limits": with_step_limits}
+"""Functions that change a drawn scenario, by the name that `scripts/stress --variant` takes."""
