@@ -1,4 +1,4 @@
-"""`paged_attention` in C++: right at every instruction set level, and the same bits in any step."""
+"""`paged_attention` in C++: close to the reference at every instruction set level, and the same bits in any step."""
 
 from dataclasses import dataclass, replace
 
@@ -25,13 +25,13 @@ TOLERANCES = cases.TOLERANCES | {
     torch.int8: 3e-2,
     torch.float8_e4m3fn: cases.TOLERANCES[torch.bfloat16],
 }
-"""Against the reference over what the cache holds. float16 is widened to float32. For int8 the queries are rounded to
-8 bits too; the largest difference that random steps have shown is 2.3e-2 of the largest value."""
+"""Tolerances by cache type, against the reference with the stored keys and values. float16 is widened to float32.
+For int8 the queries are rounded to 8 bits too; random steps differed by at most 2.3e-2 of the largest value."""
 
 
 @dataclass
 class Requests:
-    """Keys and values of some requests in a cache, and the queries of all their positions."""
+    """Requests with keys and values in a cache, and a query for each of their positions."""
 
     cache: NativeCache
     shape: AttentionShape
@@ -64,7 +64,7 @@ class Requests:
         return cls(cache, shape, table, queries)
 
     def attend(self, parts: list[tuple[int, int, int]], num_threads: int = 1, **options: torch.dtype) -> list[Tensor]:
-        """Attend for (request, rows, keys) triples in one step; returns each one's rows."""
+        """Attend for (request, rows, keys) triples in one step; return the rows of each triple."""
         rows = [num_rows for _, num_rows, _ in parts]
         starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
         queries = torch.cat([self.queries[request][keys - num : keys] for request, num, keys in parts])
@@ -77,7 +77,7 @@ class Requests:
         return list(out.split(rows))
 
     def expected(self, parts: list[tuple[int, int, int]]) -> Tensor:
-        """Return what the reference computes from the keys and values as they are stored."""
+        """Return the reference's rows for the stored keys and values."""
         layout, num_slots = self.cache.layout, self.cache.num_blocks * self.cache.layout.block_size
         paged = (self.cache.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
         keys = read(self.cache.k, layout, keys=True)[:num_slots].view(paged)
@@ -109,7 +109,7 @@ class Requests:
 
 
 def shape_of(heads: tuple[int, ...], window: int | None = None) -> AttentionShape:
-    """Return the shape of query heads, key heads, head dimension and, if values are parts of keys, their length."""
+    """Return the shape for query heads, key heads, head dimension and, if values are parts of keys, their length."""
     return AttentionShape(*heads[:3], heads[2] ** -0.5, window, key_value_dim=heads[3] if len(heads) > 3 else None)
 
 
@@ -148,7 +148,7 @@ def test_paged_attention(
 def test_rows_of_a_span_see_the_keys_after_them(
     native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
 ) -> None:
-    """A request is divided into text, a span and text; part of the span may have been computed before."""
+    """A request consists of text, a span and text; an earlier step may have computed part of the span."""
     requests = Requests.make(native_library, [400, 90], 16, shape_of(heads, window), dtype)
     parts = [(0, 270, 270), (0, 80, 350), (0, 50, 400), (1, 90, 90)]
     requests.are_spans = [False, True, False, True]
@@ -210,7 +210,7 @@ SCORINGS = st.sampled_from(["plain", "plain", "soft cap", "slopes", "all"])
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple[int, int]]]:
-    """Return a shape, a block size, a type and (rows, keys) of each request."""
+    """Draw a shape, a block size, a cache type, and (rows, keys) for each request."""
     num_kv_heads, group = draw(st.integers(1, 4)), draw(st.integers(1, 16))
     head_dim = draw(st.sampled_from([8, 12, 16, 20, 32, 36, 48, 64, 80, 96, 128, 256]))
     window = draw(st.none() | st.integers(1, 700))
@@ -260,11 +260,13 @@ def test_a_position_has_the_same_bits_in_every_step(
     requests = Requests.make(native_library, lengths, 16, shape_of(heads, window), dtype)
     whole = requests.attend([(0, 600, 600)])[0]
     others = [(1, 1, 290), (2, 131, 131)]
-    for rows, keys in [(1, 1), (1, 128), (1, 129), (1, 600), (2, 130), (7, 260), (128, 256), (150, 600), (17, 17)]:
+    steps = [(1, 1), (1, 128), (1, 129), (1, 600), (2, 130), (7, 260), (128, 256), (150, 600), (17, 17)]
+    for index, (rows, keys) in enumerate(steps):
         expected = whole[keys - rows : keys]
-        for num_threads in (1, 2, 3):
-            assert torch.equal(requests.attend([(0, rows, keys)], num_threads)[0], expected), (rows, keys)
-            assert torch.equal(requests.attend([*others, (0, rows, keys)], num_threads)[2], expected), (rows, keys)
+        # Each number of threads computes a third of the steps alone, and another third with other requests.
+        alone, together = index % 3 + 1, (index + 1) % 3 + 1
+        assert torch.equal(requests.attend([(0, rows, keys)], alone)[0], expected), (rows, keys)
+        assert torch.equal(requests.attend([*others, (0, rows, keys)], together)[2], expected), (rows, keys)
     decodes = requests.attend([(0, 1, keys) for keys in range(1, 601, 7)], 2)
     assert torch.equal(torch.cat(decodes), whole[0:600:7])
     for block_size in (1, 8, 24, 64):
@@ -284,12 +286,13 @@ def test_attention_in_both_directions(
     native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
 ) -> None:
     shape = replace(shape_of(heads, window), is_causal=False)
-    lengths = [600, 1, 290, 2, 17, 256, 257]
+    # The library "portable" is hardly optimized here; the others compile the same loops for longer requests.
+    lengths = [300 if native_library.isa == "portable" else 600, 1, 290, 2, 17, 256, 257]
     parts = [(request, length, length) for request, length in enumerate(lengths)]
     requests = Requests.make(native_library, lengths, 16, shape, dtype)
     whole = requests.attend(parts, 2)
     assert_close(torch.cat(whole), requests.expected(parts), TOLERANCES[dtype])
-    for num_threads in (1, 3, 8):
+    for num_threads in (1, 8):
         assert torch.equal(torch.cat(requests.attend(parts[::-1], num_threads)), torch.cat(whole[::-1])), num_threads
     for part, rows in zip(parts, whole, strict=True):
         assert torch.equal(requests.attend([part], 2)[0], rows), part
@@ -328,10 +331,9 @@ def test_requests_that_share_a_prefix_have_the_bits_that_each_has_alone(
     parts += [(1, 15, 610), (2, 40, 630), (4, 2, 585), (4, 200, 600), (5, 1, 530), (3, 1, 301)]
     alone = [requests.attend([part])[0] for part in parts]
     assert_close(torch.cat(alone), requests.expected(parts), TOLERANCES[dtype])
-    for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
+    for order, num_threads in ((parts, 1), (parts, 8), (parts[::-1], 2), (parts[::2] + parts[1::2], 3)):
         expected = [alone[parts.index(part)] for part in order]
-        for num_threads in (1, 2, 3, 8):
-            assert torch.equal(torch.cat(requests.attend(order, num_threads)), torch.cat(expected)), num_threads
+        assert torch.equal(torch.cat(requests.attend(order, num_threads)), torch.cat(expected)), num_threads
     for other in (shape_of(heads, 90), scored(shape, "all")[0]):
         changed = Requests(requests.cache, other, requests.block_table, requests.queries)
         expected = [changed.attend([part])[0] for part in parts]
