@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "http://127.0.0.1:8000"
 FLAGS = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "256M", "--served-model-name", "smollm2")
-TIMEOUT_S = 90
+TIMEOUT_S = 180
 NUM_SHORT = 2
 """How many examples of a page run without `--long`."""
 

@@ -25,7 +25,8 @@ STORED = "/v1/(responses/|batches|files)|/inference"
 """Paths of the second part; each part has the time limit of one test."""
 
 ALIASES = "/completions/batch$|^/score$|^/rerank$|^/v2/rerank$|^/v1/embed$"
-"""Paths whose request body and handler another path has too; only `--long` tests them."""
+"""Paths whose request body another path validates too; only `--long` sends examples to them. Unit tests call them all
+(test_http_chat_batch, test_http_pooling)."""
 NUM_ALIASES = 5
 
 PARTS = {"exclude": 32, "include": 14}

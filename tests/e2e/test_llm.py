@@ -141,7 +141,7 @@ def test_closing_answers_callers_in_other_threads(model: Path) -> None:
         llm.close()
         for call in calls:
             with pytest.raises(EngineDeadError, match="closed"):
-                call.result(timeout=20)
+                call.result(timeout=120)
     with pytest.raises(EngineDeadError, match="closed"):
         llm.generate("a", GREEDY)
 
@@ -151,7 +151,7 @@ def test_the_collector_may_end_an_engine_on_its_own_thread(model: Path) -> None:
     engine, thread, finalizer = llm.client.engine, llm._thread, llm._finalizer
     assert engine is not None
     llm._loop.call_soon_threadsafe(finalizer)
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert not Path(f"/proc/{engine.core_pid}").exists()
 

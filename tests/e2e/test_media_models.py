@@ -30,13 +30,13 @@ class Case(NamedTuple):
 
     make: Callable[[Path], Path]
     kind: str
-    """Its class in `transformers`."""
+    """Name of its class in `transformers`."""
     mark: str = tiny_media.IMAGE
-    """Where an item is in a prompt."""
+    """Placeholder of an item in a prompt."""
     sizes: tuple[tuple[Any, ...], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
-    """Of pictures, or the seconds of clips."""
+    """Sizes of pictures in pixels, or lengths of audio clips in seconds."""
     num_blocks: int = 17
-    """Of the cache: requests are preempted, and find some of their blocks again."""
+    """Number of cache blocks: few, so that requests are preempted and find some of their blocks again."""
     has_hits: bool = True
     """Whether some requests of the storm surely find cached blocks; windows need room for more of them."""
     make_processor: Callable[[Path], Any] | None = None
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     attention: str | None = None
     """See `compare`."""
     prompt: Callable[..., dict[str, Any]] = prompt
-    """Makes one, of a text and items: each a seed and its size."""
+    """Makes a prompt from a text and items, each given by a seed and a size."""
 
 
 _CLIPS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "num_blocks": 22, "prompt": audio_prompt}
@@ -98,8 +98,8 @@ CASES = {
     "qwen3_vl": Case(tiny_media.make_qwen3_vl, "Qwen3VLForConditionalGeneration", "<|image_pad|>"),
     "qwen2_5_vl": Case(tiny_media.make_qwen25_vl, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
 }
-SHORT = ("llava_onevision", "mistral3", "qwen2_5_vl", "qwen3_vl_moe")
-"""Families whose storm only `--long` runs: their code is that of llava_next, pixtral, qwen2_vl and qwen3_vl."""
+SHORT = ("llava_onevision", "mistral3", "qwen2_5_vl", "qwen3_vl_moe", "voxtral")
+"""Families whose storm only `--long` runs: llava_next, pixtral, qwen2_vl, qwen3_vl and qwen2_audio share their code."""
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -111,7 +111,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`transformers` needs torchvision for them, and octavo reads none; and it lacks an attribute."""
+    """Adapt `transformers`: no videos, which need torchvision, and an attribute that it lacks."""
     leave_out_videos(monkeypatch.setattr)
     allow_pixtral(monkeypatch.setattr)
     allow_smolvlm(monkeypatch.setattr)
@@ -156,7 +156,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, re
 
 
 def _assert_items_are_told_apart(llm: LLM, case: Case) -> None:
-    """The prefix cache finds the blocks of an equal item, and not those of another one behind equal tokens."""
+    """Check that the prefix cache finds the blocks of an equal item, but not of another item with equal tokens."""
     text = f"{'the same words ' * 4}{case.mark}{'and then some more of them ' * 3}"
     first, again, other = (run(llm, case.prompt(text, (seed, *case.sizes[-1])))[0] for seed in (31, 31, 32))
     assert first.prompt_token_ids == other.prompt_token_ids

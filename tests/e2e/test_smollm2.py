@@ -15,6 +15,9 @@ MAX_NEW_TOKENS = 24
 END_OF_TURN = 2
 CHUNK = 64
 
+NUM_SHORT = 6
+"""Number of conversations that the default run compares; `--long` compares all of them."""
+
 CONVERSATIONS = [
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -44,7 +47,7 @@ def llm(smollm2_gguf: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_gguf: Path) -> Any:
-    """The same weights in transformers."""
+    """Return the model of transformers with the same weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -52,9 +55,9 @@ def reference(smollm2_gguf: Path) -> Any:
 
 
 def most_likely(model: Any, prompt: list[int], continuation: list[int]) -> list[int]:
-    """Return what transformers finds the most likely token at each place of a continuation, given all before it.
+    """Return the token with the largest logit of transformers at each position of a continuation.
 
-    Where that is the continuation itself, it is what decoding greedily gives; one pass is cheaper than a decoding.
+    If these are the continuation itself, transformers decodes it greedily too; one pass is cheaper than decoding.
     """
     import torch
 
@@ -69,8 +72,8 @@ def prompt_tokens(llm: LLM, text: str) -> list[int]:
     return llm.client.tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def test_greedy_tokens_are_those_of_transformers(llm: LLM, reference: Any) -> None:
-    texts = [*CONVERSATIONS, LONG_PROMPT]
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, reference: Any, pytestconfig: pytest.Config) -> None:
+    texts = [*(CONVERSATIONS if pytestconfig.getoption("--long") else CONVERSATIONS[:NUM_SHORT]), LONG_PROMPT]
     assert len(prompt_tokens(llm, LONG_PROMPT)) > 4 * CHUNK, "longer than several chunks"
     params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
     conversations = [[{"role": "user", "content": text}] for text in texts]

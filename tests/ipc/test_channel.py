@@ -42,11 +42,11 @@ from octavo.protocol.requests import Abort, Connect, Submit
 from octavo.protocol.steps import StepResult, TokenMasks
 from octavo.protocol.worker_commands import Acknowledged, Profile, StopWorker
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Opened:
-    """Everything a test opens, closed in the end; a socket left to the garbage collector is a warning."""
+    """Sockets that a test opens, closed at its end: the garbage collector would warn of an open socket."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()

@@ -23,9 +23,9 @@ from octavo.protocol.events import EngineDying
 from octavo.protocol.requests import Abort
 
 _opened: list[object] = []
-"""Sockets of the test that runs: none is left to the garbage collector before their context ends them."""
+"""Sockets of the running test, kept from the garbage collector until their context closes them."""
 
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 60_000
 SILENCE_MS = 500
 
 
@@ -39,7 +39,7 @@ def context() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Keys of an engine, of a client that it knows and of one that it does not."""
+    """Return a directory with the keys of an engine, of a client that it knows, and of one that it does not know."""
     (tmp_path / "clients").mkdir()
     write_pair(tmp_path, "engine")
     write_pair(tmp_path, "stranger")
@@ -78,7 +78,7 @@ def connect(context: zmq.Context, address: str, keys: ClientKeys | None) -> zmq.
 
 
 def is_heard(router: FrontendRouter, dealer: zmq.Socket, timeout_ms: int) -> bool:
-    """True when a message arrives, and its answer too."""
+    """Return whether a message arrives in time; if so, check that the reply arrives too."""
     if not router.socket.poll(timeout_ms):
         return False
     ((peer, request),) = router.receive()
@@ -100,7 +100,7 @@ def test_no_other_keys_do(context: zmq.Context, folder: Path, free_port: int, na
     keys = None if name is None else keys_of(folder, name, engine)
     assert not is_heard(router, connect(context, f"tcp://127.0.0.1:{free_port}", keys), SILENCE_MS)
     friend = connect(context, f"tcp://127.0.0.1:{free_port}", keys_of(folder, "friend"))
-    assert is_heard(router, friend, TIMEOUT_MS), "and those who have the right ones still come in"
+    assert is_heard(router, friend, TIMEOUT_MS), "clients with the right keys still connect"
 
 
 def test_the_own_machine_may_do_without(context: zmq.Context, folder: Path, free_port: int) -> None:

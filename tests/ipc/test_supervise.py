@@ -22,7 +22,7 @@ from octavo.protocol.control import CoreReady, Hello, PhaseDone, Progress
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.supervise import Child, ChildExited
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, FrontendMessage, Submit
 from octavo.protocol.supervise import Child
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Timeout in seconds of all waits; generous, so that a slow machine fails no test."""
 
 

@@ -19,7 +19,7 @@ from waiting import TIMEOUT_S, wait_until
 
 from octavo.protocol.lifecycle import adopt_orphans
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 
 
 class Server:

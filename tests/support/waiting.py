@@ -1,4 +1,4 @@
-"""Waits with deadlines: a condition that never comes true fails its test, and says what there was instead."""
+"""Waits with deadlines: a condition that never becomes true fails its test with the last value."""
 
 import asyncio
 import inspect
@@ -10,8 +10,8 @@ from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0
-"""Seconds; generous, so that a slow machine fails no test."""
+TIMEOUT_S = 120.0
+"""Default deadline in seconds; generous, so that a slow machine fails no test."""
 
 
 def wait_until(
@@ -21,7 +21,7 @@ def wait_until(
     timeout_s: float = TIMEOUT_S,
     interval_s: float = 0.02,
 ) -> T:
-    """Return the first true value of `condition`; if none comes in time, fail with `details`."""
+    """Return the first true value of `condition`; fail with `details` after the deadline."""
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -47,7 +47,7 @@ async def until(
 
 
 def read_line(stream: IO[Any] | None, timeout_s: float = TIMEOUT_S) -> Any:
-    """Return the next line of a pipe; nothing may have been read ahead from it."""
+    """Return the next line of a pipe, of which no buffer may hold data already."""
     __tracebackhide__ = True
     assert stream is not None
     assert select.select([stream], [], [], timeout_s)[0], f"no line came within {timeout_s:g} s"

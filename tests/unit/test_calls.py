@@ -23,7 +23,7 @@ from octavo.protocol.errors import ConfigError
 
 PROMPT = {"model": "org/fake", "prompt": "Hi", "max_tokens": 9}
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
