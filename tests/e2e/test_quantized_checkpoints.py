@@ -313,6 +313,13 @@ def test_what_is_dequantized_is_said(source: Path, tmp_path: Path, caplog: pytes
     assert f"{stored}: dequantized to float32" in caplog.text
 
 
+def test_a_second_rounding_is_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write("gptq", source, tmp_path / "quantized")
+    model = loaded(worker_config(tmp_path / "quantized", quantization="int8"))
+    assert kinds(model) == {"u8"}
+    assert "--quantization int8 rounds the checkpoint's gptq weights a second time" in caplog.text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8", "gptq", "awq"])
 def test_what_octavo_quantizes_octavo_reads(form: str, source: Path, tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def _load(
         log_formats(model.parameters.linears)
         return model
     keeps_quantized = computes_on_codes(config)
+    _log_second_rounding(config)
     if config.model.load_format == "dummy":
         if keeps_quantized and (section := config.model.hf_config.get("quantization_config")):
             quantize_dummy(model.parameters.linears, open_format(section, {}).layout, f"{config.seed} {rank}")
@@ -250,6 +251,17 @@ def _report_cache_scales(config: ResolvedConfig, num_layers: int) -> None:
         "keys and values in 8-bit floats without scales: numbers beyond 448 are clamped; --calculate-kv-scales "
         "measures scales"
     )
+
+
+def _log_second_rounding(config: ResolvedConfig) -> None:
+    """Log that weights which are quantized in the checkpoint are quantized again."""
+    own = checkpoint_quantization(config.model)
+    if own is not None and config.quantization in ("w8a8", "int8", "int4"):
+        logger.warning(
+            "--quantization %s rounds the checkpoint's %s weights a second time, which adds to their loss; without the "
+            "flag they are computed as they are",
+            *(config.quantization, own),
+        )
 
 
 def computes_on_codes(config: ResolvedConfig) -> bool:
