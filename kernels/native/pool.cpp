@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstring>
 #include <mutex>
 
 #if defined(__x86_64__)
@@ -74,7 +75,12 @@ void leave_core(int cpu) {
     CPU_CLR(cpu, &others);
     if (CPU_COUNT(&others) == 0) return;
     sched_setaffinity(0, sizeof others, &others);
-    sched_setaffinity(0, sizeof allowed, &allowed);
+    // Linux keeps this mask when the cpuset of the process changes. If the cpuset was the only limit, the thread gets a
+    // mask without limits, because the cpuset may grow.
+    cpu_set_t all, found;
+    std::memset(&all, 0xff, sizeof all);
+    const bool has_all = sched_setaffinity(0, sizeof all, &all) == 0 && sched_getaffinity(0, sizeof found, &found) == 0;
+    if (!has_all || !CPU_EQUAL(&found, &allowed)) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 // The arguments of one run, for its threads.

@@ -8,8 +8,8 @@ namespace octavo {
 // The threads that may wait: those of this process, or also those of other processes that share the memory.
 enum class Scope { process, machine };
 
-// Memory that a thread will read soon. While the thread waits, it prefetches the lines into its L2 cache, because memory
-// would be idle otherwise. The addresses need not be valid: prefetches never fault.
+// Memory that a thread will read soon. While the thread waits, it prefetches the lines into its L2 cache, because the
+// memory bus would be idle otherwise. The addresses need not be valid: prefetches never fault.
 struct Ahead {
     const char* line = nullptr;
     const char* end = nullptr;
@@ -62,8 +62,9 @@ class alignas(64) BarrierOf {
 class Barrier : public BarrierOf<Scope::process> {};
 
 // Calls `function(context, thread)` on `count` threads at once, with the caller as thread 0, and returns when all have
-// returned. Each call returns what its thread prefetches while it waits for the next run. Fewer threads run if the system refuses more, and only the caller runs while another thread of the process
-// is in this function. So results must not depend on the number of threads.
+// returned. A call returns the memory that its thread prefetches while it waits for the next run. Fewer threads run if
+// the system refuses more, and only the caller runs while another thread of the process is in this function. So results
+// must not depend on the number of threads.
 void run_on_threads(int64_t count, Ahead (*function)(void* context, Thread thread), void* context);
 
 }  // namespace octavo
