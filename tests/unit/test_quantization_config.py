@@ -8,6 +8,7 @@ import torch
 from quantized_sections import LAYER, WEIGHTS, assembled, compressed, of_layer
 from torch import Tensor
 
+from octavo.kernels.linear.packing import native_form
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Shard
@@ -283,3 +284,24 @@ def test_unpacking(bits: int) -> None:
     levels = torch.randint(0, 2**bits, (3, 64))
     words = torch.stack([packed(row.tolist(), bits) for row in levels])
     assert torch.equal(unpack(words, bits).long(), levels)
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7, 8])
+def test_zero_points_near_the_middle_of_the_levels_are_not_rounded(bits: int) -> None:
+    levels = torch.randint(0, 2**bits, (32, 64))
+    zeros = 2 ** (bits - 1) + torch.arange(64).view(2, 32) % 4 - 1  # by group and output
+    tensors = {
+        "weight_packed": torch.stack([packed(row.tolist(), bits) for row in levels]),
+        "weight_zero_point": torch.stack([packed(row.tolist(), bits) for row in zeros]).t().contiguous(),
+        "weight_shape": torch.tensor([32, 64]),
+        "weight_scale": torch.full((32, 2), 1025 / 8192),
+    }
+    config = compressed({**WEIGHTS, "num_bits": bits, "symmetric": False})
+    ((_, matrix),) = assembled(config, of_layer(tensors))
+    assert isinstance(matrix, StoredMatrix)
+    weight = matrix.quantized()
+    assert weight is not None
+    expected = (levels - zeros.t().repeat_interleave(32, 1)) * (1025 / 8192)
+    assert torch.equal(weight.dequantize(), expected)
+    form = native_form(weight)
+    assert form is not None and torch.equal(form.dequantize(), expected)

@@ -247,16 +247,18 @@ def _integer_matrix(
             )
 
     def decode() -> QuantizedWeight:
-        middle = 2 ** (scheme.bits - 1) if packed is not None else 128
-        levels_OI = unpack(stored, scheme.bits)[:, :num_inputs] if packed is not None else _unsigned(stored)
+        levels_OI = _unsigned(stored) if packed is None else _unpacked(stored, scheme.bits)[:, :num_inputs]
         scale_OG, group_size = spread(tensors["weight_scale"], (num_outputs, num_inputs), scheme.block)
         group_size = scheme.group_size or group_size
         order_I = sorted_by_group(tensors["weight_g_idx"], group_size, layer) if "weight_g_idx" in tensors else None
-        offset, zero_OG = middle, None
+        bits = 4 if packed is not None and scheme.bits <= 4 else 8
+        offset, zero_OG = 2 ** (scheme.bits - 1) if bits == 4 else 128, None
         if not scheme.is_symmetric:
             zeros = require(tensors, layer, "weight_zero_point")
             zeros = (
-                unpack(zeros.t(), scheme.bits)[:, :num_outputs].t() if zeros.dtype == torch.int32 else _unsigned(zeros)
+                _unpacked(zeros.t(), scheme.bits)[:, :num_outputs].t()
+                if zeros.dtype == torch.int32
+                else _unsigned(zeros)
             )
             offset, zero_OG = zero_of_groups(
                 spread(zeros.to(torch.float32), (num_outputs, num_inputs), scheme.block)[0].to(torch.uint8), 8
@@ -266,7 +268,7 @@ def _integer_matrix(
             scale_OG=scale_OG,
             minimum_OG=None,
             offset=offset,
-            bits=4 if packed is not None and scheme.bits <= 4 else 8,
+            bits=bits,
             group_size=group_size,
             zero_OG=zero_OG,
             order_I=order_I,
@@ -275,6 +277,15 @@ def _integer_matrix(
         )
 
     return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """Return packed integers as uint8, with those of 5, 6 and 7 bits around 128.
+
+    The weight has 8 bits then, and `octavo.kernels.linear.packing` rounds zero points by their distance from 128.
+    """
+    levels = unpack(words, bits)
+    return levels + (128 - 2 ** (bits - 1)) if 4 < bits < 8 else levels
 
 
 def _unsigned(values: Tensor) -> Tensor:
