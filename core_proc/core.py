@@ -209,7 +209,8 @@ class EngineCore:
         if record.version:
             return record
         with self._reporter.phase("identifying the weights"):
-            return msgspec.structs.replace(record, digest=_digest_of_weights(self._spec.config))
+            digest = _digest_of_weights(self._spec.config)
+            return msgspec.structs.replace(record, digest=digest, start_digest=digest)
 
     def _make_control(
         self,
@@ -224,6 +225,7 @@ class EngineCore:
             WeightsJournal(Path(self._spec.run_dir)),
             functools.cache(lambda digest, version: identity_of(config, digest, workers, version)),
             self._spec.weights_dir,
+            lambda: weights_digest(self._spec.config.model),
         )
         control = WeightsControl(scheduler, supervisor, state)
         supervisor.on_replaced = control.on_replaced

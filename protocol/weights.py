@@ -163,6 +163,8 @@ class WeightsRecord(msgspec.Struct, frozen=True):
     label: str = ""
     digest: str = ""
     """Digest of all weights together."""
+    start_digest: str = ""
+    """Digest of the weights that workers load when they start, before updates."""
     sources: list[WeightSource] = []
     """Checkpoints to load in this order, after the initial weights. The first one may replace all of these."""
     update_id: str = ""

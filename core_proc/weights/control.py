@@ -164,8 +164,14 @@ class WeightsControl:
     def on_replaced(self) -> None:
         """Bring new workers, which have the weights from the engine's start, to the current state."""
         record = self._state.record
-        if record.version or record.asleep:
-            self._restoring = _Running(self._restore(), lambda result: None)
+        fault = self._state.fault_of_start()
+        if record.is_lost:
+            fault = (
+                f"weights of version {record.version} were lost with the workers, because no checkpoint was kept: "
+                "update all weights"
+            )
+        if fault or record.version or record.asleep:
+            self._restoring = _Running(self._restore(fault), lambda result: None)
 
     def advance(self) -> None:
         """Let jobs proceed whose conditions are fulfilled. Never blocks."""
@@ -340,16 +346,17 @@ class WeightsControl:
         answer = yield from self._command(lambda sequence: AllocateCache(sequence, *sizes))
         return answer if answer.fault else (yield from self._command(WarmUp))
 
-    def _restore(self) -> Job:
+    def _restore(self, fault: str) -> Job:
         """Repeat the updates since the engine's start in new workers, and put them to sleep if their predecessors
-        slept."""
+        slept.
+
+        Args:
+            fault: why the new workers cannot get the current weights. Empty if they can.
+        """
         record = self._state.record
         yield self._is_quiet
-        if record.is_lost:
-            self._refuse(
-                f"weights of version {record.version} were lost with the workers, because no checkpoint was kept: "
-                "update all weights"
-            )
+        if fault:
+            self._refuse(fault)
             return self._state.status
         for source in [] if record.is_dropped else record.sources:
             load = partial(LoadWeights, path=source.path, is_partial=source.is_partial)

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from octavo.core_proc.weights.journal import WeightsJournal
+from octavo.protocol.errors import ConfigError
 from octavo.protocol.events import FactsChanged
 from octavo.protocol.identity import DIGEST_BYTES
 from octavo.protocol.weights import UpdateWeights, WeightSource, WeightsRecord, WeightsStatus
@@ -22,6 +23,7 @@ class WeightsState:
         identity_of: returns the identity of the engine for a digest and a version of weights.
         weights_dir: directory into which clients upload weights. Weights that are no longer used are removed. "" if
             there is none.
+        read_start_digest: returns the present digest of the weights that workers load when they start.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class WeightsState:
         journal: WeightsJournal,
         identity_of: Callable[[str, int], str],
         weights_dir: str = "",
+        read_start_digest: Callable[[], str] = lambda: "",
     ) -> None:
         self.record = record
         self._journal = journal
         self._identity_of = identity_of
         self._weights_dir = Path(weights_dir) if weights_dir else None
+        self._read_start_digest = read_start_digest
 
     @property
     def status(self) -> WeightsStatus:
@@ -53,6 +57,22 @@ class WeightsState:
     def refusal(self) -> str:
         """Why new requests are rejected. Empty if they are accepted."""
         return "" if self.record.is_dropped else self.record.fault
+
+    def fault_of_start(self) -> str:
+        """Return why the weights that new workers have loaded cannot be served. Empty if they can."""
+        record = self.record
+        if record.is_lost or record.is_dropped or (record.sources and not record.sources[0].is_partial):
+            return ""  # they are replaced in any case
+        try:
+            digest = self._read_start_digest()
+        except (OSError, ConfigError) as error:
+            return f"the model's weights cannot be read any more, so restarted workers may have other ones: {error}"
+        if digest == record.start_digest:
+            return ""
+        return (
+            "the files of the model's weights have changed since the engine was started, and restarted workers have "
+            "read them: start the engine again, or update all weights"
+        )
 
     def save(self, **changes: object) -> None:
         """Change the record, and store it for the next core."""

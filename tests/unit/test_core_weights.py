@@ -62,12 +62,16 @@ class Front:
     """A control over a small scheduler, and what it does to frontends."""
 
     def __init__(self, folder: Path, record: WeightsRecord | None = None) -> None:
+        self.start_digest = ""
         self.engine = FakeEngine()
         self.workers = Workers()
         self.journal = WeightsJournal(folder)
         self.folder = folder
         self.state = WeightsState(
-            record or WeightsRecord(digest="old"), self.journal, lambda digest, version: f"{digest} {version}"
+            record or WeightsRecord(digest="old"),
+            self.journal,
+            lambda digest, version: f"{digest} {version}",
+            read_start_digest=lambda: self.start_digest,
         )
         self.control = WeightsControl(self.engine.scheduler, self.workers, self.state)
         self.connected = {CLIENT}
@@ -247,6 +251,23 @@ def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_others(front: F
     front.answer(fault, digest)
     assert reason in front.control.refusal
     assert "cannot be loaded again" in front.control.refusal and not front.control.may_plan
+
+
+def test_workers_that_have_read_changed_files_are_refused_until_all_weights_are_updated(front: Front):
+    front.engine.submit("r", [1, 2, 3])
+    front.start_digest = "changed"
+    front.control.on_replaced()
+    front.control.advance()
+    assert "have changed since the engine was started" in front.control.refusal and not front.control.may_plan
+    assert [type(event) for _, event in front.events] == [Failed]
+    front.call(UPDATE)
+    front.answer()
+    front.answer()
+    assert front.control.may_plan and not front.control.refusal
+    front.control.on_replaced()
+    front.control.advance()
+    front.answer()
+    assert front.control.may_plan and not front.control.refusal, "the update replaces what the workers have read"
 
 
 def test_a_pause_waits_for_what_it_says(front: Front):
