@@ -205,7 +205,7 @@ def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monk
             {"attn_config": {"alibi": True, "sliding_window_size": 64}},
             r"'sliding_window_size' \(64\) in 'attn_config' is unknown for MptForCausalLM",
         ),
-        ("mpt", {"attn_config": {"alibi": True, "clip_qkv": "8"}}, "'clip_qkv' is '8'"),
+        ("mpt", {"attn_config": {"alibi": True, "clip_qkv": "8"}}, "'clip_qkv' in 'attn_config' is '8'"),
         ("phi3", {"sliding_window": 0}, "'sliding_window' is 0"),
         ("starcoder2", {"sliding_window": "40"}, "'sliding_window' is '40'"),
         ("MixtralForCausalLM", {"sliding_window": -1}, "'sliding_window' is -1"),
