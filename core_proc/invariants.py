@@ -128,7 +128,7 @@ def _num_missing(scheduler: Scheduler, request: Request) -> int:
     num_new = max(0, -(-request.num_tokens // groups.block_size) - request.num_blocks)
     num_missing = num_new * groups.num_groups
     # A decode allocates its next block before the blocks that its windows have passed are freed.
-    for group in groups.windowed if request.num_uncomputed_tokens != 1 else []:
+    for group in [] if request.is_ready_to_decode else groups.windowed:
         num_held = sum(block_id != NULL_BLOCK for block_id in request.block_ids[group.index])
         num_missing -= max(0, num_new + num_held - group.max_held)
     return num_missing

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 from core_fakes import FakeEngine, alone
+from media_settings import media
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import Hits, PrefixCache
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.media import MediaItem, MediaTensor, digest_of
 
 
 def group(kind: str = "full", window: int = 0) -> CacheGroupSpec:
@@ -256,3 +259,20 @@ def test_hits_that_another_request_holds_save_no_block_of_a_window(
     hits = Hits(8, [[1, 2], [*range(3, 11)], [11]], [6, 0, 7], [])
     monkeypatch.setattr(three_kinds, "count_hits", lambda request: (hits, num_free))
     assert three_kinds.num_blocks_to_start(SimpleNamespace(num_tokens=52)) == sum(expected)
+
+
+def test_a_chunk_of_one_token_that_belongs_to_an_image_needs_what_its_windows_leave() -> None:
+    """It is the last token left to compute, but no decode. The invariants compare the blocks reserved for it."""
+    pixels = {"pixels": MediaTensor("uint8", [1], Buffer(b"b"))}
+    item = MediaItem([(11, 2)], digest_of(pixels), pixels)
+    limits = {"block_size": 2, "long_prefill_token_threshold": 3}
+    engine = FakeEngine(
+        64,
+        [group("window", 50), group(), group("window", 1)],
+        media=media(max_num_encoder_tokens=2, encoder_cache_tokens=2, max_item_tokens=2),
+        **limits,
+    )
+    output = engine.submit("image@11b~", [2] * 13, 1, media=[item])  # as simulated workers expect it
+    engine.run()
+    assert engine.plans[-1].scheduled[0].num_tokens == 1
+    assert len(output.token_ids) == 1
