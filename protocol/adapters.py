@@ -77,7 +77,6 @@ def adapter_files(path: Path) -> tuple[Path, Path]:
         missing = " or ".join(WEIGHT_FILES) if config.is_file() else CONFIG_FILE
         raise ConfigError(
             f"{path} is not a LoRA adapter: it has no {missing}",
-            phase="reading an adapter",
             hint="name a directory that peft's save_pretrained has written",
         )
     return config, weights

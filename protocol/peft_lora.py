@@ -14,8 +14,6 @@ import msgspec
 from octavo.protocol.config.lora import MAX_RANK
 from octavo.protocol.errors import ConfigError
 
-PHASE = "reading an adapter"
-
 _PREFIX = "base_model.model."
 """Prefix of all tensor names: PEFT's wrapper around the model."""
 
@@ -239,4 +237,4 @@ def _is_named(names: list[str] | str | None, module: str) -> bool:
 
 
 def _refused(where: str, problem: str, hint: str) -> ConfigError:
-    return ConfigError(f"{where}: {problem}", phase=PHASE, hint=hint)
+    return ConfigError(f"{where}: {problem}", hint=hint)

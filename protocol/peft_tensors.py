@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import AGAIN, PHASE, Factor, PeftLora, module_of
+from octavo.protocol.peft_lora import AGAIN, Factor, PeftLora, module_of
 
 
 class StoredTensor(NamedTuple):
@@ -70,7 +70,7 @@ def places_of(tensors: Mapping[str, StoredTensor], config: PeftLora, where: str)
 
 def checkpoint_error(where: str, problem: str) -> ConfigError:
     """Return the error for a file that PEFT would not have written."""
-    return ConfigError(f"{where}: {problem}", phase=PHASE, hint=AGAIN)
+    return ConfigError(f"{where}: {problem}", hint=AGAIN)
 
 
 def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple[str, str | None]:

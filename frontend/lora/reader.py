@@ -85,7 +85,7 @@ def read_header(file: Path) -> Header:
             }
         except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError):
             message = f"{file} is not a safetensors file, or is damaged or cut short"
-            raise ConfigError(message, phase="reading an adapter", hint="save the adapter again") from None
+            raise ConfigError(message, hint="save the adapter again") from None
 
 
 def _check_tensors(header: Header, settings: PeftLora, where: str, model: ModelFacts) -> None:
@@ -99,7 +99,8 @@ def _check_tensors(header: Header, settings: PeftLora, where: str, model: ModelF
     for name in sorted(places, key=lambda name: places[name].factor != "base"):
         place, shape = places[name], header[name].shape
         weight = weights.get(f"{place.module}.weight")
-        if place.is_stack or weight is None or len(weight.shape) != 2:
+        # Integers may be packed floats, as those of bitsandbytes and NVFP4: their shape is not that of the matrix.
+        if place.is_stack or weight is None or not weight.is_float or len(weight.shape) != 2:
             continue
         if place.factor == "base":
             fits, cause = sorted(shape) == sorted(weight.shape), f"tokens were added before training; {MERGE}"

@@ -34,7 +34,7 @@ def lora_modules(config: ServerConfig) -> list[LoRAModule]:
     modules = [_module(text) for text in config.lora_modules or ()]
     names = [module.name for module in modules]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"lora_modules: two adapters are named {twice!r}", phase="configuration", hint=_FORM)
+        raise ConfigError(f"lora_modules: two adapters are named {twice!r}", hint=_FORM)
     return modules
 
 
@@ -52,7 +52,6 @@ def require_no_modules(config: ServerConfig) -> None:
     if config.lora_modules:
         raise ConfigError(
             "lora_modules are loaded by octavo serve only",
-            phase="configuration",
             hint="use await client.adapters.load(name, path) before the application serves",
         )
 
@@ -75,7 +74,7 @@ def check_flags(config: ServerConfig, *, has_adapters: bool) -> None:
             if config.headless
             else "an engine with --enable-lora, or with --enable-prompt-embeds for soft prompts"
         )
-        raise ConfigError(f"{flag} needs {needed}", phase="configuration", hint=f"leave out {flag}")
+        raise ConfigError(f"{flag} needs {needed}", hint=f"leave out {flag}")
     _resolver_dir(config)
 
 
@@ -97,7 +96,6 @@ def _resolver_dir(config: ServerConfig) -> Path | None:
     if not (path := Path(directory).expanduser().absolute()).is_dir():
         raise ConfigError(
             f"lora_resolver_dir: {path} is not a directory",
-            phase="configuration",
             hint="name one with a directory for each adapter",
         )
     return path
@@ -115,7 +113,6 @@ async def load_modules(config: ServerConfig, adapters: "AdapterRegistry") -> Non
         except InvalidRequestError as error:
             raise ConfigError(
                 f"lora_modules: {module.name}: {error.message}",
-                phase="loading adapters",
                 hint="correct it, or leave it out",
             ) from error
 
@@ -128,7 +125,7 @@ def _module(text: str) -> LoRAModule:
             name, _, path = text.partition("=")
             module = LoRAModule(name, path)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"lora_modules: {text!r}: {error}", phase="configuration", hint=_FORM) from None
+        raise ConfigError(f"lora_modules: {text!r}: {error}", hint=_FORM) from None
     if not module.name or not module.path:
-        raise ConfigError(f"lora_modules: {text!r} lacks a name or a path", phase="configuration", hint=_FORM)
+        raise ConfigError(f"lora_modules: {text!r} lacks a name or a path", hint=_FORM)
     return module

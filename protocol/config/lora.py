@@ -74,21 +74,17 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) ->
         for name in config.__struct_fields__:
             if name != "enable_lora" and getattr(config, name) is not None:
                 flag = "--" + name.replace("_", "-")
-                raise ConfigError(
-                    f"{name} needs enable_lora", phase="configuration", hint=f"use --enable-lora, or leave out {flag}"
-                )
+                raise ConfigError(f"{name} needs enable_lora", hint=f"use --enable-lora, or leave out {flag}")
         return None
     if facts.media is not None and facts.media.attended_rows:
         raise ConfigError(
             f"--enable-lora: {facts.media.architecture} transcribes audio, and octavo has no adapters for it",
-            phase="configuration",
             hint="leave --enable-lora out, and serve the merged weights",
         )
     least_rank = facts.media.adapter_rank if facts.media is not None else 0
     if config.max_lora_rank is not None and config.max_lora_rank < least_rank:
         raise ConfigError(
             f"max_lora_rank {config.max_lora_rank}: the model's own adapters for media have rank {least_rank}",
-            phase="configuration",
             hint=f"use --max-lora-rank {least_rank} or more, or leave it out",
         )
     max_loras = config.max_loras or max(1, len(media_adapters))
@@ -96,7 +92,6 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) ->
     if max_cpu_loras < max_loras:
         raise ConfigError(
             f"max_cpu_loras ({max_cpu_loras}) is below max_loras ({max_loras})",
-            phase="configuration",
             hint=f"use --max-cpu-loras {max_loras} or more",
         )
     return ResolvedLoRA(

@@ -105,6 +105,14 @@ def test_an_adapter_of_another_base_is_refused_by_its_tensor(tmp_path: Path) -> 
         read_adapter("added", str(file.parent), config)
 
 
+def test_shapes_of_packed_weights_are_not_compared(tmp_path: Path) -> None:
+    save_file({f"{Q_PROJ}.weight": np.zeros((32, 1), dtype=np.uint8)}, tmp_path / "model.safetensors")
+    model = msgspec.structs.replace(CONFIG.model, model_path=str(tmp_path), load_format="safetensors")
+    reader._weight_header.cache_clear()
+    config = msgspec.structs.replace(CONFIG, model=model)
+    assert read_adapter("a", str(write_adapter(tmp_path / "a")), config).rank == 4
+
+
 def test_an_engine_without_adapters_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="--enable-lora"):
         read_adapter("a", str(write_adapter(tmp_path / "a")), resolved_config())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import AGAIN, PHASE, PeftLora, read_peft_lora
+from octavo.protocol.peft_lora import AGAIN, PeftLora, read_peft_lora
 from octavo.protocol.peft_tensors import StoredTensor, places_of
 from octavo.worker_proc.weights.pytorch import read_tensors
 
@@ -63,13 +63,12 @@ def read_adapter(adapter: Adapter) -> AdapterTensors:
         if adapter_digest(path) != adapter.digest:
             raise ConfigError(
                 f"{path} has changed since the adapter {adapter.name!r} was loaded",
-                phase=PHASE,
                 hint="load the adapter again, under this name or another",
             )
         config = read_peft_lora(config_file.read_bytes(), str(config_file))
         tensors = _read_tensors(weights_file)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}", phase=PHASE, hint=AGAIN) from error
+        raise ConfigError(f"{path} cannot be read: {error}", hint=AGAIN) from error
     return _sorted_out(tensors, config, str(weights_file))
 
 
@@ -78,7 +77,7 @@ def _read_tensors(file: Path) -> Mapping[str, Tensor]:
         if file.suffix == ".safetensors":
             return safetensors.torch.load(file.read_bytes())
     except (SafetensorError, ValueError) as error:
-        raise ConfigError(f"{file} is damaged: {error}", phase=PHASE, hint=AGAIN) from error
+        raise ConfigError(f"{file} is damaged: {error}", hint=AGAIN) from error
     return read_tensors(file)
 
 

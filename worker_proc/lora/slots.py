@@ -12,7 +12,7 @@ from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import MERGE, PHASE, has_oriented_stacks
+from octavo.protocol.peft_lora import MERGE, has_oriented_stacks
 from octavo.worker_proc.lora.checkpoint import AdapterTensors, ModuleFactors
 from octavo.worker_proc.lora.division import Division, divide
 from octavo.worker_proc.models.base import Model
@@ -123,7 +123,6 @@ class AdapterSlots:
         if adapter.config.max_rank > self._max_rank:
             raise ConfigError(
                 f"{where}: the adapter has rank {adapter.config.max_rank}, above --max-lora-rank {self._max_rank}",
-                phase=PHASE,
                 hint=f"use --max-lora-rank {adapter.config.max_rank}",
             )
         for module, shape in adapter.base_weights.items():
@@ -167,7 +166,6 @@ class AdapterSlots:
             raise ConfigError(
                 f"{adapter.where}: which factor of the square weights {module!r} is A depends on peft's version, and "
                 f"peft_version is {adapter.config.peft_version!r}",
-                phase=PHASE,
                 hint="merge the adapter into the model with the version of peft that has written it",
             )
         if not is_square and (a_ERI.shape[2], b_EOR.shape[1]) == sizes[::-1]:
@@ -184,7 +182,6 @@ class AdapterSlots:
         return ConfigError(
             f"{where}: the adapter changes {module!r}, which is not a linear layer of this model or of a kind that "
             "adapters cannot change, such as experts that several engines divide",
-            phase=PHASE,
             hint=f"serve it with the model that it was trained on; {_RETRAIN}",
         )
 
@@ -196,14 +193,12 @@ class AdapterSlots:
             raise ConfigError(
                 f"{where}: the adapter of {module!r} has {a_RI.shape[1]} inputs and {len(b_OR)} outputs; this model's "
                 f"has {inputs} and {outputs}",
-                phase=PHASE,
                 hint="serve it with the model that it was trained on",
             )
         if self._is_tp_invariant and layer.is_mixture and shard is not None and shard.dim == 1:
             raise ConfigError(
                 f"{where}: the adapter changes {module!r}, whose inputs workers divide: under "
                 "--enable-tp-invariant-inference the sums would depend on their number",
-                phase=PHASE,
                 hint="use --enable-expert-parallel, which gives each worker whole experts, or one worker",
             )
         if shard is not None and (shard.dim == 1 or layer.is_table):
@@ -216,7 +211,6 @@ class AdapterSlots:
         if not all(math.isfinite(factor.sum(dtype=torch.float32)) for factor in (a_RI, b_OR)):
             raise ConfigError(
                 f"{where}: the adapter of {module!r} has numbers that are NaN, infinite or too large for {self._dtype}",
-                phase=PHASE,
                 hint="train it again, or use --lora-dtype float32 if only the type is too small",
             )
         return LoraPart(a_RI, b_OR, factors.scale)
@@ -229,7 +223,6 @@ class AdapterSlots:
             if sorted(shape) != sorted((outputs, inputs)):
                 raise ConfigError(
                     f"{where}: the adapter replaces {module!r} by a weight of shape {shape}",
-                    phase=PHASE,
                     hint=MERGE,
                 )
 
