@@ -111,7 +111,7 @@ class BackgroundResponses:
     async def _watch_cancel_requests(self) -> None:
         """Cancel responses for which other processes have stored a cancel request, as long as there are responses."""
         try:
-            while self._running or (self.store.has_disowned and not self.tasks.is_draining):
+            while self._running or (self.store.has_orphans and not self.tasks.is_draining):
                 await asyncio.sleep(CANCEL_POLL_S)
                 try:
                     requests = await self.store.run(ResponseStore.cancel_requests)

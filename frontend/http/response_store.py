@@ -115,7 +115,7 @@ class ResponseStore:
         return self._path is not None
 
     @property
-    def has_disowned(self) -> bool:
+    def has_orphans(self) -> bool:
         """Whether a response passed to `mark_orphaned` is not marked as failed yet."""
         return bool(self._orphaned)
 
@@ -197,7 +197,7 @@ class ResponseStore:
             self._database.execute("update responses set is_cancelled = 1 where id = ?", (response_id,))
 
     def cancel_requests(self) -> list[str]:
-        """Return the responses that this process should cancel. Mark disowned responses as failed."""
+        """Return the responses that this process should cancel. Mark orphaned responses as failed."""
         for response_id in list(self._orphaned):
             if self.get(response_id) is None:  # it was dropped
                 self._orphaned.discard(response_id)
@@ -330,9 +330,9 @@ class StoreThread:
         return self._store.is_shared
 
     @property
-    def has_disowned(self) -> bool:
+    def has_orphans(self) -> bool:
         """Whether a response that ended in this process is not marked as ended yet."""
-        return self._store.has_disowned
+        return self._store.has_orphans
 
     async def run(
         self, method: Callable[Concatenate[ResponseStore, _P], _T], *args: _P.args, **kwargs: _P.kwargs

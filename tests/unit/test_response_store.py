@@ -113,9 +113,9 @@ def test_another_process_learns_of_a_response_that_could_not_be_stored(tmp_path:
     owner, reader = ResponseStore(path), ResponseStore(path)
     owner.put(StoredResponse({"id": "resp_1", "status": "queued"}, [], 0), is_running=True)
     owner.mark_orphaned("resp_1")
-    assert owner.has_disowned and reader.is_running("resp_1")
+    assert owner.has_orphans and reader.is_running("resp_1")
     assert owner.cancel_requests() == []  # what the owner does every half second
-    assert not owner.has_disowned and reader.get("resp_1").response["status"] == "failed"
+    assert not owner.has_orphans and reader.get("resp_1").response["status"] == "failed"
 
 
 def test_running_responses_are_not_dropped() -> None:
