@@ -188,6 +188,9 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
         )
         for fault in faults
     ]
+    # Drafts and plans of several steps, which were drawn after the blocks, may need more of them.
+    whole = CacheGroups.of(core_config(**engine), groups).max_request_blocks(engine["max_model_len"])
+    num_blocks = max(num_blocks, whole)
     if num_engines > 1:
         faults += [_engine_fault(victims, num_engines, duration, step_scale) for _ in range(num_kills // 4)]
     return Scenario(
