@@ -94,7 +94,8 @@ class LiveWeights:
         for tag in chosen:
             _require_one_of("tags", tag, (*WAKE_TAGS, SCHEDULING))
         memory = [tag for tag in WAKE_TAGS if tag in chosen]
-        await self._each(WakeUp(memory) if memory else ResumeGeneration())
+        only_resumes = SCHEDULING in chosen and not memory
+        await self._each(ResumeGeneration() if only_resumes else WakeUp(memory))
 
     @property
     def world_size(self) -> int:
