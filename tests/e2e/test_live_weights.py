@@ -101,7 +101,7 @@ def test_a_head_stays_when_weights_are_dropped_and_updated(model, other, expecte
         assert llm.stats().spec_decode_num_draft_tokens > 0
 
 
-def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 60) -> subprocess.Popen:
+def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 180) -> subprocess.Popen:
     addresses = ",".join(engine.link.address for engine in llm.client.engines)
     words = [addresses, str(weights / "model.safetensors"), mode, str(timeout_s)]
     return subprocess.Popen([sys.executable, "-P", trainer.__file__, *words], stdout=subprocess.PIPE, text=True)
@@ -110,7 +110,7 @@ def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 60) -> 
 def train(llm: LLM, weights: Path, mode: str = "whole") -> str:
     """Return what a trainer says that broadcasts weights."""
     with start_trainer(llm, weights, mode) as process:
-        return process.communicate(timeout=60)[0]
+        return process.communicate(timeout=240)[0]
 
 
 @pytest.mark.parametrize(

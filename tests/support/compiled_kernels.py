@@ -25,6 +25,8 @@ from machine_code import loops
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from octavo.protocol.env import Env
+
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities: Ampere, Hopper, Blackwell."""
 MAX_REGISTERS = 255
@@ -32,7 +34,7 @@ MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 
 """Maximum shared memory of one program in bytes, by architecture."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_CACHE = Path.home() / ".cache" / "octavo" / "disassembly"
+_CACHE = Env.read().cache_dir / "disassembly"
 """Compressed outputs of the tools, by the hash of their input."""
 
 
