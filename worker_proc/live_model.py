@@ -166,10 +166,12 @@ class LiveModel:
             if self._model is not None:
                 give_back_pages(_buffers(self._model))
             return
-        store = self._take_apart()
-        if level == 1:
-            store.to(_CPU)
-            self._store = store
+        if self._model is not None:
+            self._store = self._take_apart()
+        if level == 1 and self._store is not None:
+            self._store.to(_CPU)
+        else:
+            self._store = None
         self._free()
 
     @torch.inference_mode()

@@ -165,7 +165,7 @@ class WeightsControl:
         """Bring new workers, which have the weights from the engine's start, to the current state."""
         record = self._state.record
         fault = self._state.fault_of_start()
-        if record.is_lost:
+        if record.is_lost and not record.is_dropped:
             fault = (
                 f"weights of version {record.version} were lost with the workers, because no checkpoint was kept: "
                 "update all weights"
@@ -355,9 +355,23 @@ class WeightsControl:
         """
         record = self._state.record
         yield self._is_quiet
+        fault = fault or (yield from self._repeat_updates())
         if fault:
+            if not self._workers.is_ready:
+                return self._state.status
             self._refuse(fault)
-            return self._state.status
+        if record.asleep:
+            level = record.sleep_level if "weights" in record.asleep else 1
+            yield from self._command(partial(ReleaseMemory, level=level))
+            if "weights" not in record.asleep:
+                yield from self._command(RestoreWeights)
+        if not fault:
+            logger.info("the workers have version %d of the weights again", record.version)
+        return self._state.status
+
+    def _repeat_updates(self) -> Generator[Condition, None, str]:
+        """Load the checkpoints of all updates again. Return why this has failed, "" if it has not."""
+        record = self._state.record
         for source in [] if record.is_dropped else record.sources:
             load = partial(LoadWeights, path=source.path, is_partial=source.is_partial)
             answer = yield from self._command(load)
@@ -365,13 +379,5 @@ class WeightsControl:
             if not fault and answer.digest != source.digest:
                 fault = f"{source.path} has changed since it was loaded; update all weights"
             if fault:
-                if self._workers.is_ready:
-                    self._refuse(f"weights of version {record.version} cannot be loaded again: {fault}")
-                return self._state.status
-        if record.asleep:
-            level = record.sleep_level if "weights" in record.asleep else 1
-            yield from self._command(partial(ReleaseMemory, level=level))
-            if "weights" not in record.asleep:
-                yield from self._command(RestoreWeights)
-        logger.info("the workers have version %d of the weights again", record.version)
-        return self._state.status
+                return f"weights of version {record.version} cannot be loaded again: {fault}"
+        return ""

@@ -270,6 +270,36 @@ def test_workers_that_have_read_changed_files_are_refused_until_all_weights_are_
     assert front.control.may_plan and not front.control.refusal, "the update replaces what the workers have read"
 
 
+def test_workers_without_their_weights_sleep_as_their_predecessors_did(front: Front):
+    front.call(Sleep(1, "keep"))
+    front.answer()
+    front.start_digest = "changed"
+    front.control.on_replaced()
+    front.control.advance()
+    assert "have changed since the engine was started" in front.control.refusal
+    assert front.workers.sent[1:] == [ReleaseMemory(1, 1)], "wake_up allocates the cache again"
+    front.answer()
+    front.call(WakeUp(["weights", "kv_cache"]))
+    for _ in range(3):
+        front.answer()
+    front.call(UPDATE)
+    front.answer()
+    front.answer()
+    assert front.control.may_plan and not front.control.refusal
+
+
+def test_weights_that_were_dropped_cannot_be_lost(front: Front):
+    front.call(UpdateWeights("1", "", transfer=Transfer("a", [TensorShape("x", "float32", [1])])))
+    front.answer()
+    front.answer(digest="")
+    front.call(Sleep(2, "keep"))
+    front.answer()
+    front.control.on_replaced()
+    front.control.advance()
+    assert not front.control.refusal, "requests wait for the update that follows"
+    assert front.workers.sent[3:] == [ReleaseMemory(3, 2)]
+
+
 def test_a_pause_waits_for_what_it_says(front: Front):
     front.engine.submit("r", [1, 2, 3], max_tokens=2)
     front.call(PauseGeneration("wait"))

@@ -172,3 +172,18 @@ def test_weights_move_to_the_host_and_back(models):
     require_same(again, load_model(config, lambda fraction: None, library=kernels))
     with pytest.raises(AssertionError, match="is not packed yet"):
         weights_of(model)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_model_without_weights_can_sleep(models, level):
+    """A load that failed midway leaves no weights."""
+    config, other = config_of(models["GPT2LMHeadModel"], dtype="float32"), models["GPT2LMHeadModel other"]
+    kernels = library.load()
+    updated = live(config, kernels)
+    updated.release(2)
+    updated.release(level)
+    updated.restore()
+    assert not updated.has_weights
+    assert updated.load(LoadWeights(0, str(other)), in_place=False)[0] == ""
+    fresh = load_model(config_of(other, dtype="float32"), lambda fraction: None, library=kernels)
+    require_same(updated.model, fresh)
