@@ -77,8 +77,8 @@ def test_rows_are_quantized(device: torch.device, seed: int, name: str) -> None:
     if kind == "s8":  # the levels and scales of a CPU
         for scaling in ("range", "reciprocal"):
             ours = quantize_rows(x, code_type, scale=row_scale, scaling=scaling)
-            levels, scale, _ = reference.quantize(x.cpu(), NUM_INPUTS, scaling, row_scale)
-            assert torch.equal(ours[0].cpu(), levels) and torch.equal(ours[1].cpu(), scale)
+            expected = reference.quantize(x.cpu(), NUM_INPUTS, scaling, row_scale)
+            assert torch.equal(ours[0].cpu(), expected.levels_TI) and torch.equal(ours[1].cpu(), expected.scale_TG)
     of_inputs = scales.repeat_interleave(group_size or NUM_INPUTS, 1)[:, :NUM_INPUTS]
     rows = codes.float() * of_inputs
     assert (rows - x.float()).abs().max() <= (of_inputs.max() if kind == "s8" else 0.07 * x.abs().max())
