@@ -51,7 +51,7 @@ def test_the_child_says_why_it_failed(model: Path, tmp_path: Path) -> None:
     job = QuantizationJob(source=str(model), out=str(tmp_path / "out"), format="int4", group_size=32)
     with pytest.raises(CommandError, match="groups of 32") as caught:
         do(job)
-    assert caught.value.hint == "use another --group-size"
+    assert caught.value.hint == "use --group-size 16"
     assert not (tmp_path / "out").exists()
 
 

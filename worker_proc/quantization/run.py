@@ -1,5 +1,6 @@
 """Quantizes a checkpoint: selects the method, and combines reading, rounding and writing."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +146,12 @@ def _require_divisible(job: QuantizationJob, layer: str, weight_OI: Tensor) -> N
     if job.format in ("int8", "fp8"):
         return
     if num_inputs % job.group_size or num_outputs % _WORD or job.group_size % _WORD:
+        fitting = math.gcd(num_inputs, 128)
+        can_fit = num_outputs % _WORD == 0 and fitting % _WORD == 0
         raise ConfigError(
             f"{layer} has {num_inputs} inputs and {num_outputs} outputs, which groups of {job.group_size} inputs and "
             f"words of {_WORD} outputs do not divide",
-            hint="use another --group-size",
+            hint=f"use --group-size {fitting}" if can_fit else "use --format int8 or fp8",
         )
 
 
