@@ -15,7 +15,7 @@ class ImagePrompts(MediaPrompts):
     """Makes prompts that consist of one image each; see `MediaPrompts`."""
 
     async def extract(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
-        """Return a conversation without its images, and the images; raises as `MediaPrompts.take`."""
+        """Return a conversation without its images, and the images; raises as `MediaPrompts.extract`."""
         return take_media(messages, dict.fromkeys(self._kinds_in(messages), ""))
 
     async def of_text(
